@@ -1,0 +1,174 @@
+# One verb per developer job; `make` alone lists them. A machine needs Go, git, make, bash and
+# a C compiler; `make deps` installs the rest. Everything made here goes to bin/ and .cache/.
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+GO ?= go
+CACHE := .cache
+
+# The binary is static, so everything is built and tested the way it ships.
+export CGO_ENABLED := 0
+
+# The version that `kiln version` prints. Without git (a source archive) it is "devel".
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+BUILD_FLAGS := -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+
+PLATFORMS := linux/amd64 linux/arm64 windows/amd64 darwin/arm64
+
+# What the tests run against, and which missing tool makes a test fail instead of skip.
+export KILN_PYTHON ?= $(CURDIR)/$(CACHE)/venv/bin/python
+export KILN_REQUIRE ?= python,nvcc
+
+# Knobs, as in `make test PKG=./wheel/... RUN=TestVersion`.
+PKG ?= ./...
+RUN ?=
+BENCH ?= .
+COUNT ?= 6
+FUZZ ?= .
+FUZZTIME ?= 30s
+
+## help: list the targets
+.PHONY: help
+help:
+	@sed -n 's/^## \([a-z0-9-]*\): \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+## build: build the static binary bin/kiln
+.PHONY: build
+build:
+	$(GO) build $(BUILD_FLAGS) -o bin/kiln ./cmd/kiln
+
+## quickstart: build kiln and show the plan of examples/hello-cuda
+.PHONY: quickstart
+quickstart: build
+	bin/kiln plan -f examples/hello-cuda/packages.yml
+
+## deps: install what the tests need (python, g++, a venv in .cache/venv)
+.PHONY: deps
+deps:
+	@scripts/deps.sh
+
+## test: install what the tests need and run all of them (PKG=./wheel RUN=TestX to limit)
+# In CI results are never taken from the cache, and the order is shuffled.
+TEST_FLAGS := -timeout 15m $(if $(RUN),-run '$(RUN)') $(if $(CI),-count=1 -shuffle=on)
+TEST_DIR := $(CACHE)/test
+.PHONY: test
+test: deps $(CACHE)/tools/gotestsum
+	@mkdir -p $(TEST_DIR)
+	@status=0; \
+	$(CACHE)/tools/gotestsum --format pkgname --format-hide-empty-pkg --hide-summary=skipped \
+	  --jsonfile $(TEST_DIR)/events.jsonl -- $(TEST_FLAGS) $(PKG) || status=$$?; \
+	$(GO) run ./scripts/testreport $(if $(CI),-strict) -allow testdata/allowed-skips.txt \
+	  -summary $(TEST_DIR)/summary $(TEST_DIR)/events.jsonl || status=1; \
+	exit $$status
+
+## race: run the tests under the race detector (needs cgo, slow)
+.PHONY: race
+race: deps
+	CGO_ENABLED=1 $(GO) test -race -timeout 30m $(if $(RUN),-run '$(RUN)') $(PKG)
+
+## e2e: build the examples for real, with every tool required and nothing from the cache
+.PHONY: e2e
+e2e:
+	@$(MAKE) --no-print-directory test CI=true PKG=./examples/...
+
+## check: what CI runs: lint, generate-check, cross, test, with the time of each
+CHECK_STEPS := lint generate-check cross test
+.PHONY: check
+check:
+	@rm -f $(TEST_DIR)/summary; failed=; times=; \
+	for step in $(CHECK_STEPS); do \
+	  printf '\n==> make %s\n' $$step; start=$$SECONDS; result=ok; \
+	  $(MAKE) --no-print-directory $$step || { result=FAILED; failed="$$failed $$step"; }; \
+	  times="$$times$$(printf '%5d s  %-16s %s' $$((SECONDS - start)) $$step $$result)"$$'\n'; \
+	done; \
+	printf '\n%s%5d s  in all\n' "$$times" $$SECONDS; \
+	if [ -n "$$failed" ]; then echo "make check: failed:$$failed"; fi; \
+	if [ -f $(TEST_DIR)/summary ]; then cat $(TEST_DIR)/summary; fi; \
+	[ -z "$$failed" ]
+
+## lint: golangci-lint, gofumpt, go vet, go mod tidy
+.PHONY: lint
+lint: $(CACHE)/tools/golangci-lint $(CACHE)/tools/gofumpt
+	@status=0; run() { echo "$$*"; "$$@" || status=1; }; \
+	run $(GO) mod tidy -diff; \
+	run $(GO) vet ./...; \
+	files=$$($(CACHE)/tools/gofumpt -l .) || status=1; \
+	if [ -n "$$files" ]; then printf '%s\n' "not formatted, run 'make fmt':" "$$files"; status=1; fi; \
+	run $(CACHE)/tools/golangci-lint run ./...; \
+	exit $$status
+
+## fmt: format all Go files
+.PHONY: fmt
+fmt: $(CACHE)/tools/gofumpt
+	$(CACHE)/tools/gofumpt -w .
+
+## generate: run go generate on all packages
+.PHONY: generate
+generate:
+	$(GO) generate ./...
+
+## generate-check: fail if go generate changes a file
+# The tree before and after is recorded through a scratch index, so that this works with
+# uncommitted changes too and leaves nothing in the repository.
+.PHONY: generate-check
+generate-check:
+	@set -e; scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; mkdir "$$scratch/objects"; \
+	objects=$$(git rev-parse --path-format=absolute --git-path objects); \
+	scratch_git() { GIT_INDEX_FILE="$$scratch/index" GIT_OBJECT_DIRECTORY="$$scratch/objects" \
+	  GIT_ALTERNATE_OBJECT_DIRECTORIES="$$objects" git -c core.autocrlf=false -c core.safecrlf=false "$$@"; }; \
+	scratch_git add -A .; before=$$(scratch_git write-tree); \
+	$(GO) generate ./...; \
+	scratch_git add -A .; after=$$(scratch_git write-tree); \
+	if ! scratch_git --no-pager diff --exit-code --stat --patch "$$before" "$$after"; then \
+	  echo "generated files are stale: run 'make generate' and commit the files above" >&2; exit 1; fi
+
+## cross: build the commands and vet all packages for every supported platform
+.PHONY: cross
+cross:
+	@set -e; for platform in $(PLATFORMS); do \
+	  export GOOS=$${platform%/*} GOARCH=$${platform#*/}; \
+	  echo "$$GOOS/$$GOARCH"; out=$(CACHE)/cross/$$GOOS-$$GOARCH; mkdir -p "$$out"; \
+	  $(GO) build $(BUILD_FLAGS) -o "$$out/" ./cmd/...; \
+	  $(GO) vet ./...; \
+	done
+
+## bench: run all benchmarks into .cache/bench (BENCH=regexp COUNT=6; OLD=file compares)
+BENCH_FILE := $(CACHE)/bench/$(VERSION).txt
+.PHONY: bench
+bench: $(CACHE)/tools/benchstat
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -timeout 2h $(PKG) \
+	  | grep -v -e '\[no test files\]$$' | tee $(BENCH_FILE)
+	@$(CACHE)/tools/benchstat $(OLD) $(BENCH_FILE)
+	@echo "written to $(BENCH_FILE)"
+
+## bench-plan: time and memory of expanding a plan of 1,000, 10,000 and 100,000 rows
+.PHONY: bench-plan
+bench-plan:
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) test ./matrix -run '^$$' -bench '^BenchmarkPlan$$' -benchmem -timeout 30m \
+	  | tee $(CACHE)/bench/plan.txt
+	@grep -q 'BenchmarkPlan/rows=' $(CACHE)/bench/plan.txt || { echo "matrix has no BenchmarkPlan/rows=N" >&2; exit 1; }
+
+## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit)
+.PHONY: fuzz
+fuzz:
+	@$(GO) run ./scripts/fuzzall -match '$(FUZZ)' -time $(FUZZTIME) $(PKG)
+
+## clean: remove bin/ and .cache/
+.PHONY: clean
+clean:
+	rm -rf bin .cache
+
+# The tools are pinned in tools/go.mod and built once; the build cache makes that quick in a second clone.
+TOOL_SOURCES := tools/go.mod tools/go.sum
+$(CACHE)/tools/golangci-lint: TOOL := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(CACHE)/tools/gotestsum: TOOL := gotest.tools/gotestsum
+$(CACHE)/tools/gofumpt: TOOL := mvdan.cc/gofumpt
+$(CACHE)/tools/benchstat: TOOL := golang.org/x/perf/cmd/benchstat
+$(CACHE)/tools/golangci-lint $(CACHE)/tools/gotestsum $(CACHE)/tools/gofumpt $(CACHE)/tools/benchstat: $(TOOL_SOURCES)
+	@mkdir -p $(@D)
+	$(GO) build -C tools -trimpath -buildvcs=false -o ../$@ $(TOOL)
+	@touch $@

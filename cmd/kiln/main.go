@@ -1,0 +1,70 @@
+// Command kiln builds, tests, publishes and serves GPU Python wheels and quantized
+// models. Each command of the product has one file here: flags become option structs,
+// packages below do the work, and this package alone prints and sets exit codes.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/ui"
+)
+
+// Exit codes: a contract with scripts.
+const (
+	exitDone        = 0
+	exitRowsFailed  = 1
+	exitUsage       = 2
+	exitInterrupted = 130
+)
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
+
+// run is main without the process around it, so that tests can call it.
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	app := &app{
+		stdin: stdin, stdout: stdout, stderr: stderr,
+		out: ui.Detect(stdout, os.Getenv("NO_COLOR")), err: ui.Detect(stderr, os.Getenv("NO_COLOR")),
+	}
+	cmd := app.command()
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	if ctx.Err() != nil {
+		fmt.Fprintln(stderr, "kiln: interrupted")
+		return exitInterrupted
+	}
+	return app.exitCode(err)
+}
+
+// rowsFailedError ends a command that worked, of which some rows did not.
+type rowsFailedError struct{ error }
+
+// exitCode prints an error and says with which code to leave.
+func (a *app) exitCode(err error) int {
+	var list *diag.ListError
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.As(err, new(rowsFailedError)):
+		fmt.Fprintln(a.stderr, "kiln:", err)
+		return exitRowsFailed
+	case errors.As(err, &list):
+		// Printed with source lines where it arose.
+		if n := list.Diagnostics.Count(diag.Error); n > 0 {
+			fmt.Fprintf(a.stderr, "kiln: %s\n", ui.Count(n, "error"))
+		}
+		return exitUsage
+	}
+	fmt.Fprintln(a.stderr, "kiln:", err)
+	return exitUsage
+}

@@ -1,0 +1,391 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/matrix"
+)
+
+// planFlags are the flags of every command that starts from packages.yml.
+type planFlags struct {
+	file             string
+	selection        string
+	packages         []string
+	python, cuda     string
+	skipIncompatible bool
+	compat           string
+	history          string
+}
+
+// defaultFile is what is read without -f, and defaultHistory is where builds leave
+// their measurements.
+const (
+	defaultFile    = "packages.yml"
+	defaultHistory = ".kiln/history.json"
+)
+
+func (f *planFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVarP(&f.file, "file", "f", defaultFile, "the `file` to read; - means standard input")
+	flags.StringVar(&f.selection, "select", "", "only rows that match this `expression`, such as \"cuda>=12.8 and python=3.12\"")
+	flags.StringSliceVar(&f.packages, "package", nil, "only these packages")
+	flags.StringVar(&f.python, "python", "", "Python versions where the file gives none (default "+strings.Join(matrix.DefaultPython, ",")+")")
+	flags.StringVar(&f.cuda, "cuda", "", "CUDA versions of packages without a matrix (default "+strings.Join(matrix.DefaultCUDA, ",")+")")
+	flags.BoolVar(&f.skipIncompatible, "skip-incompatible", false, "skip rows that cannot work instead of stopping")
+	flags.StringVar(&f.compat, "compat", "", "a `file` that adds to or replaces entries of the compatibility tables")
+	flags.StringVar(&f.history, "history", "", "a `file` with measurements of earlier builds (default "+defaultHistory+" if it exists)")
+	_ = cmd.MarkFlagFilename("file", "yml", "yaml")
+	_ = cmd.MarkFlagFilename("compat", "json")
+	_ = cmd.RegisterFlagCompletionFunc("package", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		text, err := os.ReadFile(f.file)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		file, _ := matrix.Parse(f.file, text)
+		if file == nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return file.Packages(), cobra.ShellCompDirectiveNoFileComp
+	})
+	complete(cmd, "select", "cuda", "kind=", "os=", "package=", "python=", "rocm", "torch=", "toolkit=", "version=")
+}
+
+// planned is a plan with what is needed to talk about it.
+type planned struct {
+	plan *matrix.Plan
+	file string
+	// sources are the texts that diagnostics point into.
+	sources map[string][]byte
+}
+
+// load reads packages.yml and plans it. Diagnostics are in planned.plan.Findings;
+// the error is about something else, such as a file that cannot be read.
+func (f *planFlags) load(stdin io.Reader) (*planned, error) {
+	out := &planned{file: f.file, sources: map[string][]byte{}}
+	var text []byte
+	var err error
+	if f.file == "-" {
+		out.file = "<stdin>"
+		text, err = io.ReadAll(stdin)
+	} else {
+		text, err = os.ReadFile(f.file)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && f.file == defaultFile:
+		return nil, fmt.Errorf("no %s in this folder\n  write one, or name another with -f; `kiln plan --help` has an example", defaultFile)
+	case err != nil:
+		return nil, err
+	}
+	out.sources[out.file] = text
+	out.sources[matrix.SelectionSource] = []byte(f.selection)
+	out.sources["--python"], out.sources["--cuda"] = []byte(f.python), []byte(f.cuda)
+	opts := matrix.Options{
+		Python: commaList(f.python), CUDA: commaList(f.cuda), Packages: f.packages, SkipIncompatible: f.skipIncompatible,
+	}
+	if opts.Compat, err = f.compatTable(); err != nil {
+		return nil, err
+	}
+	if opts.History, err = f.readHistory(); err != nil {
+		return nil, err
+	}
+	var list diag.List
+	if f.selection != "" {
+		var bad *diag.ListError
+		if opts.Select, err = matrix.ParseSelection(f.selection); errors.As(err, &bad) {
+			list = append(list, bad.Diagnostics...)
+		}
+	}
+	file, found := matrix.Parse(out.file, text)
+	list = append(list, found...)
+	if file != nil {
+		opts.Versions, found = file.ReadVersions()
+		list = append(list, found...)
+	}
+	if list.HasErrors() {
+		out.plan = &matrix.Plan{Findings: list}
+		return out, nil
+	}
+	out.plan = file.Plan(opts)
+	out.plan.Findings = append(list, out.plan.Findings...)
+	out.plan.Findings.Sort()
+	return out, nil
+}
+
+func (f *planFlags) compatTable() (*compat.Table, error) {
+	if f.compat == "" {
+		return compat.Default(), nil
+	}
+	text, err := os.ReadFile(f.compat)
+	if err != nil {
+		return nil, fmt.Errorf("--compat: %w", err)
+	}
+	override, err := compat.LoadOverride(bytes.NewReader(text))
+	if err != nil {
+		return nil, fmt.Errorf("--compat %s: %w", f.compat, err)
+	}
+	return compat.Default().Merge(override)
+}
+
+func (f *planFlags) readHistory() (*matrix.History, error) {
+	name := f.history
+	if name == "" {
+		name = filepath.Join(filepath.Dir(f.file), filepath.FromSlash(defaultHistory))
+	}
+	text, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) && f.history == "" {
+		return nil, nil //nolint:nilnil // nothing was measured yet
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--history: %w", err)
+	}
+	history, err := matrix.ReadHistory(bytes.NewReader(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return history, nil
+}
+
+func (a *app) planCommand() *cobra.Command {
+	var flags planFlags
+	var asJSON, gitHub, quiet bool
+	cmd := &cobra.Command{
+		Use:   "plan",
+		Short: "Show which wheels will be built, which not, and why",
+		Long: `Expands packages.yml into rows and checks each against what is known of torch, CUDA,
+ROCm, Python and operating systems. Nothing is fetched or built.
+
+A selection expression compares the axes package, version, kind, os, platform, python,
+toolkit, cuda, rocm, torch, arch, tag, id and custom ones with = != < <= > >= and in (…),
+joined by and, or, not and parentheses. A version is compared as precisely as it is
+written (cuda=12.8 selects 12.8.1), names may use *, and an axis alone selects the rows
+that have it.`,
+		Example: `  kiln plan
+  kiln plan -f examples/exllamav2/packages.yml --select "cuda>=12.8 and os=ubuntu-*"
+  kiln plan --json | jq -r '.rows[].files[]'`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			p, err := flags.load(a.stdin)
+			if err != nil {
+				return err
+			}
+			findings := p.plan.Findings
+			if quiet {
+				findings = slices.DeleteFunc(slices.Clone(findings), func(d diag.Diagnostic) bool { return d.Severity != diag.Error })
+			}
+			a.printDiagnostics(findings, p.sources)
+			switch {
+			case asJSON:
+				if err := a.printJSON(planJSON(p)); err != nil {
+					return err
+				}
+			case p.plan.Err() != nil:
+			case gitHub:
+				return a.printGitHubMatrix(p.plan)
+			default:
+				if err := a.printPlan(p); err != nil {
+					return err
+				}
+			}
+			return p.plan.Err()
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&gitHub, "github-matrix", false, "print a dynamic matrix for GitHub Actions")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no warnings and notes")
+	cmd.MarkFlagsMutuallyExclusive("json", "github-matrix")
+	return cmd
+}
+
+func (a *app) printGitHubMatrix(p *matrix.Plan) error {
+	text, parts, err := p.GitHubMatrix()
+	if err != nil {
+		return err
+	}
+	if parts > 1 {
+		fmt.Fprintf(a.stderr, "note: %s are split into %d parts, as GitHub makes at most %d jobs from one matrix\n",
+			ui.Count(len(p.Rows), "row"), parts, matrix.GitHubMaxJobs)
+	}
+	_, err = fmt.Fprintf(a.stdout, "%s\n", text)
+	return err
+}
+
+// planJSON is the machine form of a plan.
+func planJSON(p *planned) any {
+	rows, skipped, findings := p.plan.Rows, p.plan.Skipped, p.plan.Findings
+	if rows == nil {
+		rows = []matrix.Row{}
+	}
+	if skipped == nil {
+		skipped = []matrix.Skip{}
+	}
+	if findings == nil {
+		findings = diag.List{}
+	}
+	settings := map[string]matrix.Settings{}
+	for i := range rows {
+		settings[rows[i].ID], _ = p.plan.Settings(rows[i].ID)
+	}
+	return struct {
+		Format     string                     `json:"format"`
+		File       string                     `json:"file"`
+		Rows       []matrix.Row               `json:"rows"`
+		Settings   map[string]matrix.Settings `json:"settings"`
+		Skipped    []matrix.Skip              `json:"skipped"`
+		Unselected int                        `json:"unselected"`
+		Counts     map[string]map[string]int  `json:"counts"`
+		Estimate   matrix.Estimate            `json:"estimate"`
+		Findings   diag.List                  `json:"findings"`
+	}{
+		Format: "kiln-plan/1", File: p.file, Rows: rows, Settings: settings, Skipped: skipped, Unselected: p.plan.Unselected,
+		Counts: map[string]map[string]int{
+			"os": p.plan.Counts("os"), "toolkit": p.plan.CountedToolkits(), "torch": p.plan.Counts("torch"),
+			"python": p.plan.Counts("python"), "kind": p.plan.Counts("kind"), "package": p.plan.Counts("package"),
+		},
+		Estimate: p.plan.Estimate, Findings: findings,
+	}
+}
+
+// printPlan writes the tables that people read.
+func (a *app) printPlan(p *planned) error {
+	plan := p.plan
+	w := &bytes.Buffer{}
+	if len(plan.Rows) == 0 {
+		fmt.Fprintln(w, "Nothing to do: the plan has no rows.")
+	} else {
+		// Architecture lists are long and few: a letter in the table, the list
+		// below it.
+		archs := map[string]string{"": "-"}
+		var legend []string
+		table := ui.NewTable("ROW", "FILE", "OS", "TOOLKIT", "ARCH")
+		for i := range plan.Rows {
+			r := &plan.Rows[i]
+			if archs[r.Arch] == "" {
+				archs[r.Arch] = archLetter(len(legend))
+				legend = append(legend, archs[r.Arch]+": "+r.Arch)
+			}
+			toolkit, version := r.Toolkit()
+			files := r.Files()
+			table.Add(r.ID, files[0], r.OS, strings.TrimSpace(toolkit+" "+version), archs[r.Arch])
+			for _, file := range files[1:] {
+				table.Add("", file)
+			}
+		}
+		if err := table.Write(w, a.out); err != nil {
+			return err
+		}
+		if len(legend) > 0 {
+			fmt.Fprintln(w)
+		}
+		for _, line := range legend {
+			fmt.Fprintln(w, "arch "+line)
+		}
+	}
+	fmt.Fprintln(w)
+	if len(plan.Skipped) > 0 {
+		if err := writeSkips(w, a.out, plan.Skipped); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	if len(plan.Rows) > 1 {
+		for _, c := range []struct {
+			name   string
+			counts map[string]int
+		}{
+			{"package", plan.Counts("package")}, {"os", plan.Counts("os")}, {"toolkit", plan.CountedToolkits()},
+			{"torch", plan.Counts("torch")}, {"python", plan.Counts("python")},
+		} {
+			if c.name == "package" && len(c.counts) == 1 {
+				continue
+			}
+			fmt.Fprintf(w, "%-8s %s\n", c.name, countLine(c.counts))
+		}
+		fmt.Fprintln(w)
+	}
+	summary := ui.Count(len(plan.Rows), "row")
+	if n := len(plan.Skipped); n > 0 {
+		summary += fmt.Sprintf(", %s skipped", ui.Number(n))
+	}
+	if plan.Unselected > 0 {
+		summary += fmt.Sprintf(", %s not selected", ui.Number(plan.Unselected))
+	}
+	fmt.Fprintln(w, summary)
+	fmt.Fprintln(w, estimateLine(plan.Estimate))
+	_, err := a.stdout.Write(w.Bytes())
+	return err
+}
+
+// archLetter names the n-th architecture list: a, b, … z, aa, ab, …
+func archLetter(n int) string {
+	s := string(rune('a' + n%26))
+	if n >= 26 {
+		return archLetter(n/26-1) + s
+	}
+	return s
+}
+
+// writeSkips lists the rules that removed rows, with how many and one example.
+func writeSkips(w io.Writer, term ui.Terminal, skips []matrix.Skip) error {
+	type rule struct {
+		reason string
+		pos    diag.Pos
+	}
+	counts := map[rule]int{}
+	var order []rule
+	example := map[rule]string{}
+	for _, s := range skips {
+		key := rule{s.Reason, s.Pos}
+		if counts[key]++; counts[key] == 1 {
+			order = append(order, key)
+			example[key] = s.Row.ID
+		}
+	}
+	table := ui.NewTable(">SKIPPED", "WHY", "WHERE", "FOR EXAMPLE")
+	for _, key := range order {
+		table.Add(ui.Number(counts[key]), key.reason, key.pos.String(), example[key])
+	}
+	return table.Write(w, term)
+}
+
+func countLine(counts map[string]int) string {
+	var parts []string
+	for _, v := range matrix.SortedValues(counts) {
+		name := v
+		if name == "" {
+			name = "none"
+		}
+		parts = append(parts, fmt.Sprintf("%s: %d", name, counts[v]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// estimateLine says what is known of the work, and that the rest is not.
+func estimateLine(e matrix.Estimate) string {
+	compiles := "unknown"
+	if e.CompileRows > 0 {
+		compiles = fmt.Sprintf("%s, %s if shared", ui.Number(e.Calls), ui.Number(e.UniqueCalls))
+	}
+	if e.Known == 0 {
+		return fmt.Sprintf("compiler calls: %s; time, memory, disk and size: unknown until rows have been built", compiles)
+	}
+	basis := ""
+	if e.Known < e.Rows {
+		basis = fmt.Sprintf(" (from %d of %d rows)", e.Known, e.Rows)
+	}
+	return fmt.Sprintf("compiler calls: %s; time %s, memory up to %s, disk up to %s, %s to publish%s",
+		compiles, ui.Duration(e.Time), ui.Bytes(e.PeakMemoryBytes), ui.Bytes(e.DiskBytes), ui.Bytes(e.FileBytes), basis)
+}

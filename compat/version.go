@@ -1,0 +1,199 @@
+package compat
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A release is a dotted number of one to four parts, as toolkits, torch and
+// Python use them. It keeps how many parts were written: "12.8" names a series,
+// "12.8.1" one member of it.
+type release struct {
+	part [4]int
+	n    int
+}
+
+// parseRelease reads "12.8.1". Leading zeros, signs, empty parts and anything
+// that is not a digit are refused.
+func parseRelease(s string) (release, error) {
+	var r release
+	rest, more := s, true
+	for more {
+		var p string
+		p, rest, more = strings.Cut(rest, ".")
+		if r.n == len(r.part) {
+			return release{}, fmt.Errorf("version %q has more than four parts", clip(s))
+		}
+		if p == "" || len(p) > 6 || len(p) > 1 && p[0] == '0' || strings.Trim(p, "0123456789") != "" {
+			return release{}, fmt.Errorf("%q is not a version such as 12.8 or 12.8.1", clip(s))
+		}
+		r.part[r.n], _ = strconv.Atoi(p)
+		r.n++
+	}
+	return r, nil
+}
+
+// series is the first two parts: what tables are keyed by.
+func (r release) series() release {
+	return release{part: [4]int{r.part[0], r.part[1]}, n: min(r.n, 2)}
+}
+
+func (r release) major() int { return r.part[0] }
+
+// compare orders by value; a series sorts before its members.
+func (r release) compare(o release) int {
+	return cmp.Or(slices.Compare(r.part[:], o.part[:]), cmp.Compare(r.n, o.n))
+}
+
+func (r release) String() string {
+	var b []byte
+	for i, p := range r.part[:r.n] {
+		if i > 0 {
+			b = append(b, '.')
+		}
+		b = strconv.AppendInt(b, int64(p), 10)
+	}
+	return string(b)
+}
+
+// A python is a CPython minor version, free-threaded or not.
+type python struct {
+	rel  release
+	free bool
+}
+
+// parsePython reads "3.13", "3.13t" and "3.13.2"; the patch is dropped because
+// neither wheels nor torch depend on it.
+func parsePython(s string) (python, error) {
+	num, free := strings.CutSuffix(s, "t")
+	r, err := parseRelease(num)
+	if err != nil || r.n < 2 || r.n > 3 || r.major() != 3 {
+		return python{}, fmt.Errorf("%q is not a CPython version such as 3.13 or 3.13t", clip(s))
+	}
+	return python{r.series(), free}, nil
+}
+
+func (p python) String() string {
+	if p.free {
+		return p.rel.String() + "t"
+	}
+	return p.rel.String()
+}
+
+// Minor returns the first two parts of a dotted version: "12.8.1" gives "12.8".
+// A string that is not a dotted version, or has one part only, comes back
+// unchanged.
+func Minor(version string) string {
+	r, err := parseRelease(version)
+	if err != nil || r.n < 3 {
+		return version
+	}
+	return r.series().String()
+}
+
+// ToolkitTag is the toolkit part of a build tag: "cu128" for CUDA 12.8.1,
+// "rocm6.2.4" for ROCm 6.2.4, and "" for neither. CUDA keeps major and minor
+// without the dot, ROCm stays as written.
+func ToolkitTag(cuda, rocm string) string {
+	switch {
+	case cuda != "":
+		return "cu" + strings.ReplaceAll(Minor(cuda), ".", "")
+	case rocm != "":
+		return "rocm" + rocm
+	}
+	return ""
+}
+
+// TorchIndexSuffix is the folder of the PyTorch index that holds the builds for
+// a toolkit: the [ToolkitTag], or "cpu" for neither.
+func TorchIndexSuffix(cuda, rocm string) string {
+	return cmp.Or(ToolkitTag(cuda, rocm), "cpu")
+}
+
+// ranges renders sorted members of an ordered universe, joining neighbours:
+// 2.2, 2.3, 2.4, 2.6 of all torch series gives "2.2-2.4, 2.6".
+func ranges[T comparable](members, universe []T, name func(T) string) string {
+	var out []string
+	for i := 0; i < len(members); {
+		at := slices.Index(universe, members[i])
+		j := i + 1
+		for at >= 0 && j < len(members) && at+(j-i) < len(universe) && universe[at+(j-i)] == members[j] {
+			j++
+		}
+		switch first, last := name(members[i]), name(members[j-1]); j - i {
+		case 1:
+			out = append(out, first)
+		case 2:
+			out = append(out, first, last)
+		default:
+			out = append(out, first+"-"+last)
+		}
+		i = j
+	}
+	return strings.Join(out, ", ")
+}
+
+// orList joins as "a", "a or b", "a, b or c".
+func orList(s []string) string {
+	if n := len(s); n > 1 {
+		return strings.Join(s[:n-1], ", ") + " or " + s[n-1]
+	}
+	return strings.Join(s, "")
+}
+
+// clip shortens foreign text for messages.
+func clip(s string) string {
+	if len(s) > 40 {
+		return s[:37] + "..."
+	}
+	return s
+}
+
+// nearest returns the candidate that s is most likely a misspelling of, or "".
+// Equal but for case wins; otherwise at most a third of the letters, and never
+// more than three, may differ.
+func nearest(s string, candidates []string) string {
+	if len(s) > 64 {
+		return ""
+	}
+	best, limit := "", min(3, max(1, len(s)/3))+1
+	for _, c := range candidates {
+		if strings.EqualFold(s, c) {
+			return c
+		}
+		if d := editDistance(s, c, limit); d < limit {
+			best, limit = c, d
+		}
+	}
+	return best
+}
+
+// editDistance is the number of inserted, deleted, replaced or swapped bytes
+// between a and b, or at least limit if it is not smaller than that.
+func editDistance(a, b string, limit int) int {
+	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
+		return limit
+	}
+	before, prev, cur := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range prev {
+		prev[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		cur[0] = i
+		for j := 1; j <= len(b); j++ {
+			change := 1
+			if a[i-1] == b[j-1] {
+				change = 0
+			}
+			cur[j] = min(prev[j]+1, cur[j-1]+1, prev[j-1]+change)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				cur[j] = min(cur[j], before[j-2]+1)
+			}
+		}
+		before, prev, cur = prev, cur, before
+	}
+	return prev[len(b)]
+}

@@ -1,0 +1,132 @@
+package archtest_test
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/kiln-build/kiln"
+
+// TestMain reads the folders of the module. What the go command reads on behalf of
+// a test is not seen by the test cache, and a result from before a change is
+// worthless here; a folder that the test itself has read is part of the cache key.
+func TestMain(m *testing.M) {
+	err := filepath.WalkDir("../..", func(name string, d fs.DirEntry, err error) error {
+		if d.IsDir() && name != "../.." && strings.HasPrefix(d.Name(), ".") {
+			return fs.SkipDir
+		}
+		return err
+	})
+	if err != nil {
+		panic(err)
+	}
+	m.Run()
+}
+
+// goCommand runs the go command in the root of the module and returns its output.
+func goCommand(t *testing.T, env []string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, stderr.Bytes())
+	}
+	return string(out)
+}
+
+// deps lists what a package is built from, itself included, without the standard library.
+func deps(t *testing.T, env []string, pkg string) []string {
+	t.Helper()
+	return strings.Fields(goCommand(t, env, "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", pkg))
+}
+
+// under reports whether pkg is root or below it.
+func under(pkg, root string) bool {
+	return pkg == root || strings.HasPrefix(pkg, root+"/")
+}
+
+// platforms are those that kiln is released for.
+var platforms = []struct{ os, arch string }{
+	{"linux", "amd64"},
+	{"linux", "arm64"},
+	{"windows", "amd64"},
+	{"darwin", "arm64"},
+}
+
+// TestKilnWithoutPurego: a binary with purego in it needs glibc's loader even
+// without cgo, so nothing below cmd/kiln may use it, on any platform.
+func TestKilnWithoutPurego(t *testing.T) {
+	for _, p := range platforms {
+		t.Run(p.os+"-"+p.arch, func(t *testing.T) {
+			t.Parallel()
+			all := deps(t, []string{"CGO_ENABLED=0", "GOOS=" + p.os, "GOARCH=" + p.arch}, "./cmd/kiln")
+			if len(all) == 0 {
+				t.Fatal("go list names no packages")
+			}
+			for _, pkg := range all {
+				if under(pkg, "github.com/ebitengine/purego") || under(pkg, module+"/quant/cuda") {
+					t.Errorf("cmd/kiln depends on %s: it would not be static; that code belongs to cmd/kiln-gpu", pkg)
+				}
+			}
+		})
+	}
+}
+
+// TestStdOnly: these packages are everyone's vocabulary and usable alone, so they
+// are built from the standard library and their own subpackages.
+func TestStdOnly(t *testing.T) {
+	for _, pkg := range []struct {
+		path    string
+		planned bool // may still be missing
+	}{
+		{path: "wheel"},
+		{path: "tensor", planned: true},
+	} {
+		t.Run(pkg.path, func(t *testing.T) {
+			t.Parallel()
+			_, err := os.Stat(filepath.Join("../..", pkg.path))
+			if pkg.planned && errors.Is(err, fs.ErrNotExist) {
+				t.Skip("not written yet")
+			}
+			for _, dep := range deps(t, nil, "./"+pkg.path+"/...") {
+				if !under(dep, module+"/"+pkg.path) {
+					t.Errorf("%s depends on %s: only the standard library is allowed", pkg.path, dep)
+				}
+			}
+		})
+	}
+}
+
+// TestKilnIsStatic: the binary runs on any Linux, in a container without a libc too.
+// The check reads the file, so it does not need a Linux machine.
+func TestKilnIsStatic(t *testing.T) {
+	for _, arch := range []string{"amd64", "arm64"} {
+		t.Run(arch, func(t *testing.T) {
+			t.Parallel()
+			binary := filepath.Join(t.TempDir(), "kiln")
+			goCommand(t, []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch},
+				"build", "-trimpath", "-buildvcs=false", "-o", binary, "./cmd/kiln")
+			f, err := elf.Open(binary)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			for _, p := range f.Progs {
+				if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
+					t.Errorf("kiln for linux/%s has a %s segment: it needs a dynamic loader", arch, p.Type)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,156 @@
+// Package ui writes what people read on a terminal: tables, sizes, durations, colours.
+// It serves cmd/kiln; nothing below it prints.
+package ui
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+)
+
+// Terminal says what an output can show.
+type Terminal struct {
+	// Width in columns, 0 if the output is not a terminal: then nothing is cut.
+	Width int
+	// Color is true on a terminal, unless the user set NO_COLOR.
+	Color bool
+}
+
+// Detect looks at an output. noColor is the value of NO_COLOR: anything but an empty
+// text turns colours off.
+func Detect(w io.Writer, noColor string) Terminal {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return Terminal{}
+	}
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		width = 80
+	}
+	return Terminal{Width: width, Color: noColor == "" && os.Getenv("TERM") != "dumb"}
+}
+
+// Table collects rows of cells and writes them in columns.
+type Table struct {
+	header []string
+	right  []bool
+	rows   [][]string
+}
+
+// NewTable makes a table. A heading that begins with > belongs to a column of
+// numbers, which is aligned to the right.
+func NewTable(headings ...string) *Table {
+	t := &Table{}
+	for _, h := range headings {
+		name, right := strings.CutPrefix(h, ">")
+		t.header = append(t.header, name)
+		t.right = append(t.right, right)
+	}
+	return t
+}
+
+// Add appends a row. Missing cells are empty.
+func (t *Table) Add(cells ...string) { t.rows = append(t.rows, cells) }
+
+// Write prints the table, cutting lines to the terminal's width.
+func (t *Table) Write(w io.Writer, term Terminal) error {
+	widths := make([]int, len(t.header))
+	for _, row := range append([][]string{t.header}, t.rows...) {
+		for i := range min(len(row), len(widths)) {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+	}
+	var out strings.Builder
+	line := func(cells []string, style string) {
+		var b strings.Builder
+		for i, width := range widths {
+			cell := ""
+			if i < len(cells) {
+				cell = cells[i]
+			}
+			pad := strings.Repeat(" ", width-utf8.RuneCountInString(cell))
+			if i > 0 {
+				b.WriteString("  ")
+			}
+			if t.right[i] {
+				b.WriteString(pad + cell)
+			} else {
+				b.WriteString(cell + pad)
+			}
+		}
+		s := cut(strings.TrimRight(b.String(), " "), term.Width)
+		if style != "" && term.Color {
+			s = style + s + "\x1b[0m"
+		}
+		out.WriteString(s + "\n")
+	}
+	line(t.header, "\x1b[1m")
+	for _, row := range t.rows {
+		line(row, "")
+	}
+	_, err := io.WriteString(w, out.String())
+	return err
+}
+
+// cut shortens a line to width columns; 0 means no limit.
+func cut(s string, width int) string {
+	if width <= 0 || utf8.RuneCountInString(s) <= width {
+		return s
+	}
+	return string([]rune(s)[:max(width-1, 0)]) + "…"
+}
+
+// Bytes writes a size with a binary unit: 1.4 GiB.
+func Bytes(n int64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, u := float64(n)/1024, 0
+	for v >= 1023.95 && u < len(units)-1 {
+		v /= 1024
+		u++
+	}
+	return fmt.Sprintf("%.1f %ciB", v, units[u])
+}
+
+// Duration writes a time span in its two largest units: 2h 5m, 48s, 320ms.
+func Duration(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%dms", d.Milliseconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < time.Hour:
+		return fmt.Sprintf("%dm %ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh %dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd %dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// Count writes a number with its noun: 1 row, 88 rows, 4,089 calls.
+func Count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return Number(n) + " " + noun + "s"
+}
+
+// Number writes a number with commas between thousands.
+func Number(n int) string {
+	s := fmt.Sprint(n)
+	start := 0
+	if n < 0 {
+		start = 1
+	}
+	for i := len(s) - 3; i > start; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

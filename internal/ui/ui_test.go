@@ -1,0 +1,55 @@
+package ui_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kiln-build/kiln/internal/ui"
+)
+
+func TestTable(t *testing.T) {
+	table := ui.NewTable("row", ">size", "note")
+	table.Add("a", "1", "é")
+	table.Add("long-name", "1,000")
+	table.Add("b", "20", "a long note at the end")
+	for _, tt := range []struct {
+		term ui.Terminal
+		want string
+	}{
+		{ui.Terminal{}, "row         size  note\na              1  é\nlong-name  1,000\nb             20  a long note at the end\n"},
+		{ui.Terminal{Width: 20}, "row         size  n…\na              1  é\nlong-name  1,000\nb             20  a…\n"},
+		{ui.Terminal{Width: 4, Color: true}, "\x1b[1mrow…\x1b[0m\na  …\nlon…\nb  …\n"},
+	} {
+		var out strings.Builder
+		if err := table.Write(&out, tt.term); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(tt.want, out.String()); diff != "" {
+			t.Errorf("width %d: %s", tt.term.Width, diff)
+		}
+	}
+}
+
+func TestWords(t *testing.T) {
+	for want, got := range map[string]string{
+		"0 B": ui.Bytes(0), "1023 B": ui.Bytes(1023), "1.0 KiB": ui.Bytes(1024), "1.5 MiB": ui.Bytes(3 << 19),
+		"1.0 GiB": ui.Bytes(1<<30 - 1), "8.0 EiB": ui.Bytes(1<<63 - 1),
+		"320ms": ui.Duration(320 * time.Millisecond), "59.9s": ui.Duration(59900 * time.Millisecond),
+		"2m 5s": ui.Duration(125 * time.Second), "47h 59m": ui.Duration(48*time.Hour - time.Second), "3d 2h": ui.Duration(74 * time.Hour),
+		"1 row": ui.Count(1, "row"), "0 rows": ui.Count(0, "row"), "4,089 calls": ui.Count(4089, "call"),
+		"-1,234,567": ui.Number(-1234567), "-123": ui.Number(-123), "999": ui.Number(999),
+	} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestDetectFile(t *testing.T) {
+	if got := ui.Detect(&strings.Builder{}, ""); got != (ui.Terminal{}) {
+		t.Errorf("a buffer is %+v", got)
+	}
+}

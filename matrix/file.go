@@ -1,0 +1,813 @@
+package matrix
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// File is a packages.yml that was read and checked as far as it can be without the
+// inputs of a run. It is immutable.
+type File struct {
+	// Name is the path that diagnostics show.
+	Name string
+	// Text is the file as read, for showing source lines.
+	Text []byte
+
+	document *Document
+	packages []*pkg
+}
+
+// Parse reads packages.yml. It reports every mistake it finds, not only the first;
+// the File is nil if one of them is an error.
+func Parse(name string, text []byte) (*File, diag.List) {
+	doc, unreadable := decode(name, text)
+	if doc == nil {
+		return nil, unreadable
+	}
+	c := &checker{}
+	f := &File{Name: name, Text: text, document: doc}
+	first := map[string]Text{}
+	for i := range doc.Packages {
+		e := &doc.Packages[i]
+		if !wheel.ValidName(e.Key.Value) {
+			c.errorf(e.Key.place, "package-name", "use letters, digits and single . _ - between them", "%q is not a distribution name", e.Key.Value)
+			continue
+		}
+		name := wheel.NormalizeName(e.Key.Value)
+		if earlier, repeated := first[name]; repeated {
+			c.errorf(e.Key.place, "package-name", "", "%q and %q are the same package", e.Key.Value, earlier.Value)
+			c.related(earlier.place, "it is first given here")
+			continue
+		}
+		first[name] = e.Key
+		f.packages = append(f.packages, c.pkg(name, e.Key, &e.Value))
+	}
+	list := unreadable
+	for _, d := range c.list {
+		// A value that could not be read has no meaning to complain about, and a
+		// misspelt key is not also a missing version.
+		if !slices.ContainsFunc(unreadable, func(u diag.Diagnostic) bool { return u.Pos == d.Pos || d.Rule == "no-version" }) {
+			list.Add(d)
+		}
+	}
+	list.Sort()
+	if list.HasErrors() {
+		return nil, list
+	}
+	return f, list
+}
+
+// Packages returns the normalised names of the packages in the order of the file.
+func (f *File) Packages() []string {
+	names := make([]string, len(f.packages))
+	for i, p := range f.packages {
+		names[i] = p.name
+	}
+	return names
+}
+
+// CustomAxes returns the names of all custom axes in the file, sorted.
+func (f *File) CustomAxes() []string {
+	var names []string
+	for _, p := range f.packages {
+		names = append(names, p.customAxes...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// defaultVersionPattern finds __version__ = "1.2.3" in Python and version = "1.2.3"
+// in TOML and cfg files.
+const defaultVersionPattern = `^\s*(?:__version__|version)\s*(?::\s*str\s*)?=\s*["']([^"']+)["']`
+
+// ReadVersions reads the version of every package that has version_from, from the
+// files named there. The result is an input of [File.Plan].
+func (f *File) ReadVersions() (map[string]string, diag.List) {
+	versions := map[string]string{}
+	c := &checker{}
+	for _, p := range f.packages {
+		from := p.spec.VersionFrom
+		if from == nil {
+			continue
+		}
+		source := p.spec.Source.Path.Value
+		if !filepath.IsAbs(source) {
+			source = filepath.Join(filepath.Dir(f.Name), source)
+		}
+		name := filepath.Join(source, filepath.FromSlash(from.File.Value))
+		text, err := os.ReadFile(name)
+		if err != nil {
+			c.errorf(from.File.place, "version-file", "", "%v", err)
+			continue
+		}
+		m := p.versionPattern.FindSubmatch(text)
+		if m == nil {
+			c.errorf(from.File.place, "version-file", "the file begins: "+firstLines(text), "no version in %s: the pattern %s matches nothing", name, p.versionPattern)
+			continue
+		}
+		v, err := wheel.ParseVersion(string(m[1]))
+		if err != nil {
+			c.errorf(from.File.place, "version-file", "", "%s: %v", name, err)
+			continue
+		}
+		versions[p.name] = v.String()
+	}
+	return versions, c.list
+}
+
+func firstLines(text []byte) string {
+	lines := strings.SplitN(strings.ToValidUTF8(string(text[:min(len(text), 300)]), "?"), "\n", 4)
+	return strings.Join(lines[:min(3, len(lines))], " ⏎ ")
+}
+
+// pkg is a checked package: what its texts say, parsed.
+type pkg struct {
+	name           string
+	key            Text
+	spec           *Package
+	versions       []Text // normal form, place of the text
+	versionPattern *regexp.Regexp
+	buildArgs      []string
+	extraDeps      []wheel.Requirement
+	customAxes     []string
+	exclude        []*rule
+	groups         []*group // with include rows as groups of one
+	base           bool     // no matrix and no include: axes come from the run
+}
+
+// group is a checked group: axes with their values, in the order in which they vary.
+type group struct {
+	axes []axis
+	// dims are the factors of the product, slowest first; each lists the axes
+	// that advance together.
+	dims    [][]int
+	exclude []*rule
+	kind    string
+	shared  *Shared
+	place   place
+	single  bool // from include
+
+	tag      template
+	tagPlace place
+	tagIsOwn bool // local_version was written, on the group or on the package
+	image    template
+	env      []envVar
+}
+
+// axis is a name with its values.
+type axis struct {
+	name   string
+	values []Text
+}
+
+type envVar struct {
+	name  string
+	cases []envCase
+}
+
+type envCase struct {
+	match toolkitPattern
+	value template
+}
+
+// rule is a checked entry of exclude.
+type rule struct {
+	keys  []ruleKey
+	place place
+	text  string // for showing: {python: 3.13, os: windows-2022}
+}
+
+type ruleKey struct {
+	axis string
+	any  []pattern
+}
+
+// checker collects what is wrong with the meaning of a document.
+type checker struct {
+	list diag.List
+}
+
+func (c *checker) errorf(p place, rule, hint, format string, args ...any) {
+	c.list.Add(diag.Diagnostic{Rule: rule, Pos: p.pos, Width: p.width, Message: fmt.Sprintf(format, args...), Hint: hint})
+}
+
+func (c *checker) warnf(p place, rule, hint, format string, args ...any) {
+	c.errorf(p, rule, hint, format, args...)
+	c.list[len(c.list)-1].Severity = diag.Warning
+}
+
+// related adds a second place to the last diagnostic.
+func (c *checker) related(p place, message string) {
+	last := &c.list[len(c.list)-1]
+	last.Related = append(last.Related, diag.Related{Pos: p.pos, Message: message})
+}
+
+func (c *checker) pkg(name string, key Text, spec *Package) *pkg {
+	p := &pkg{name: name, key: key, spec: spec, base: len(spec.Matrix) == 0 && len(spec.Include) == 0}
+	p.versions = c.versions(spec.Versions)
+	var err error
+	if p.buildArgs, err = splitWords(spec.BuildArgs.Value); err != nil {
+		c.errorf(spec.BuildArgs.place, "build-args", "", "%v", err)
+	}
+	p.extraDeps = c.requirements(spec.ExtraDeps)
+	c.requirements(spec.Test.Requires)
+	for _, module := range spec.TestImport {
+		if !isModule(module.Value) {
+			c.errorf(module.place, "test-import", "", "%q is not a module name", module.Value)
+		}
+	}
+	c.source(&spec.Source)
+	c.versionFrom(p)
+	if len(p.versions) == 0 && spec.VersionFrom == nil && !everyRowHasVersion(spec) {
+		c.errorf(key.place, "no-version", `add versions: ["1.2.3"], or version_from with a local source`, "the package %q has no version", key.Value)
+	}
+	for _, g := range spec.Matrix {
+		for _, a := range g.Axes {
+			p.customAxes = append(p.customAxes, a.Key.Value)
+		}
+	}
+	for _, s := range spec.Include {
+		for _, a := range s.Axes {
+			p.customAxes = append(p.customAxes, a.Key.Value)
+		}
+	}
+	slices.Sort(p.customAxes)
+	p.customAxes = slices.Compact(p.customAxes)
+	for _, list := range spec.ArchLists {
+		c.archList(list.Value.Value, list.Value.place)
+	}
+	c.arch(p, spec.Arch)
+	c.wheelTag(spec.WheelTag)
+	p.exclude = c.rules(p, spec.Exclude)
+	for i := range spec.Matrix {
+		p.groups = append(p.groups, c.group(p, &spec.Matrix[i]))
+	}
+	for i := range spec.Include {
+		p.groups = append(p.groups, c.single(p, &spec.Include[i]))
+	}
+	if p.base {
+		g := &group{kind: KindWheel, shared: &Shared{}, place: key.place}
+		for _, name := range []string{"version", "os", "cuda", "python"} {
+			g.add(name, nil)
+		}
+		c.zip(g, nil)
+		c.settings(p, g)
+		p.groups = append(p.groups, g)
+	}
+	for _, patch := range spec.Build.Patches {
+		if patch.Find.Value == "" {
+			c.errorf(patch.Find.place, "patch", "", "the text to find is empty")
+		}
+	}
+	for _, setting := range spec.Build.ConfigSettings {
+		for _, v := range setting.Value {
+			parseTemplate(v, p.customAxes, &c.list)
+		}
+	}
+	return p
+}
+
+// everyRowHasVersion reports whether no row of the package asks for its versions.
+func everyRowHasVersion(spec *Package) bool {
+	for _, g := range spec.Matrix {
+		if len(g.Version) == 0 {
+			return false
+		}
+	}
+	for _, s := range spec.Include {
+		if !s.Version.IsSet() {
+			return false
+		}
+	}
+	return len(spec.Matrix)+len(spec.Include) > 0
+}
+
+// versions checks package versions and returns them in normal form.
+func (c *checker) versions(list []Version) []Text {
+	var out []Text
+	first := map[string]Version{}
+	for _, v := range list {
+		parsed, err := wheel.ParseVersion(v.Value)
+		if err != nil {
+			c.errorf(v.place, "version", "", "%v", err)
+			continue
+		}
+		if parsed.Local() != "" {
+			c.errorf(v.place, "version", "write the version alone; local_version sets the build tag", "%s has a local part", v.Value)
+			continue
+		}
+		normal := parsed.String()
+		if earlier, repeated := first[normal]; repeated {
+			c.errorf(v.place, "version", "", "the version %s is repeated", normal)
+			c.related(earlier.place, "it is first given here")
+			continue
+		}
+		first[normal] = v
+		out = append(out, Text{Value: normal, place: v.place})
+	}
+	return out
+}
+
+func (c *checker) requirements(deps []Text) []wheel.Requirement {
+	out := make([]wheel.Requirement, len(deps))
+	for i, dep := range deps {
+		var err error
+		if out[i], err = wheel.ParseRequirement(dep.Value); err != nil {
+			c.errorf(dep.place, "requirement", "", "%v", err)
+		}
+	}
+	return out
+}
+
+func (c *checker) source(s *Source) {
+	var given []string
+	for name, t := range map[string]Text{"index": s.Index, "git": s.Git, "path": s.Path, "sdist": s.Sdist} {
+		if t.IsSet() {
+			given = append(given, name)
+			if t.Value == "" {
+				c.errorf(t.place, "source", "", "%q is empty", name)
+			}
+		}
+	}
+	slices.Sort(given)
+	if len(given) > 1 {
+		c.errorf(s.place, "source", "", "a source has one of %s, not all", strings.Join(given, " and "))
+	}
+	switch {
+	case s.Git.IsSet() && s.Ref.Value == "":
+		c.errorf(s.Git.place, "source", "add ref: with a tag or commit, so that every build gets the same code", "a git source needs a ref")
+	case s.Ref.IsSet() && !s.Git.IsSet():
+		c.errorf(s.Ref.place, "source", "", "ref is for git sources")
+	case s.Submodules.IsSet() && !s.Git.IsSet():
+		c.errorf(s.Submodules.place, "source", "", "submodules is for git sources")
+	case s.Sdist.IsSet() && !s.SHA256.IsSet():
+		c.errorf(s.Sdist.place, "source", "add sha256:, the hash of the file", "an sdist source needs a hash")
+	case s.SHA256.IsSet() && !s.Sdist.IsSet():
+		c.errorf(s.SHA256.place, "source", "", "sha256 is for sdist sources")
+	}
+	if s.Ref.IsSet() {
+		parseTemplate(s.Ref, nil, &c.list)
+	}
+	if s.SHA256.IsSet() && (len(s.SHA256.Value) != 64 || strings.Trim(strings.ToLower(s.SHA256.Value), "0123456789abcdef") != "") {
+		c.errorf(s.SHA256.place, "source", "", "want 64 hexadecimal digits")
+	}
+}
+
+func (c *checker) versionFrom(p *pkg) {
+	from := p.spec.VersionFrom
+	if from == nil {
+		return
+	}
+	pattern := from.Pattern.Value
+	if !from.Pattern.IsSet() {
+		pattern = defaultVersionPattern
+	}
+	re, err := regexp.Compile("(?m)" + pattern)
+	switch {
+	case err != nil:
+		c.errorf(from.Pattern.place, "version-pattern", "", "%v", err)
+	case re.NumSubexp() < 1:
+		c.errorf(from.Pattern.place, "version-pattern", "put the version in parentheses", "the pattern has no group")
+	}
+	p.versionPattern = re
+	if len(p.spec.Versions) > 0 {
+		c.errorf(from.File.place, "version-from", "keep one of the two", "the package has versions and version_from")
+	}
+	if !p.spec.Source.Path.IsSet() {
+		c.errorf(from.File.place, "version-from", "add source: {path: …}, or give versions", "version_from needs a source on this machine, because planning fetches nothing")
+	}
+	if file := filepath.ToSlash(filepath.Clean(from.File.Value)); filepath.IsAbs(from.File.Value) || file == ".." || strings.HasPrefix(file, "../") {
+		c.errorf(from.File.place, "version-from", "", "%q is not inside the source", from.File.Value)
+	}
+}
+
+func (c *checker) group(p *pkg, spec *Group) *group {
+	g := &group{kind: KindWheel, shared: &spec.Shared, place: spec.place}
+	if spec.Kind.IsSet() {
+		g.kind = spec.Kind.Value
+	}
+	g.add("version", c.versions(spec.Version))
+	g.add("os", spec.OS)
+	g.addGiven("cuda", texts(spec.CUDA))
+	g.addGiven("rocm", texts(spec.ROCm))
+	g.addGiven("torch", texts(spec.Torch))
+	for _, a := range spec.Axes {
+		c.axisName(a.Key)
+		if len(a.Value) == 0 {
+			c.errorf(a.Key.place, "axis", "", "the axis %q has no values", a.Key.Value)
+		}
+		g.add(a.Key.Value, a.Value)
+	}
+	g.add("python", texts(spec.Python))
+	c.axes(g)
+	c.zip(g, spec.Zip)
+	g.exclude = c.rules(p, spec.Exclude)
+	c.settings(p, g)
+	return g
+}
+
+func (c *checker) single(p *pkg, spec *Single) *group {
+	g := &group{kind: KindWheel, shared: &spec.Shared, place: spec.place, single: true}
+	if spec.Kind.IsSet() {
+		g.kind = spec.Kind.Value
+	}
+	one := func(t Text) []Text {
+		if t.IsSet() {
+			return []Text{t}
+		}
+		return nil
+	}
+	if spec.Version.IsSet() {
+		g.add("version", c.versions([]Version{spec.Version}))
+	} else {
+		g.add("version", nil)
+	}
+	g.add("os", one(spec.OS))
+	g.addGiven("cuda", one(spec.CUDA.Text))
+	g.addGiven("rocm", one(spec.ROCm.Text))
+	g.addGiven("torch", one(spec.Torch.Text))
+	for _, a := range spec.Axes {
+		c.axisName(a.Key)
+		g.add(a.Key.Value, []Text{a.Value})
+	}
+	g.add("python", one(spec.Python.Text))
+	c.axes(g)
+	c.zip(g, nil)
+	c.settings(p, g)
+	return g
+}
+
+func texts(list []Version) []Text {
+	out := make([]Text, len(list))
+	for i, v := range list {
+		out[i] = v.Text
+	}
+	return out
+}
+
+// add appends an axis. One without values is filled in from the run's inputs.
+func (g *group) add(name string, values []Text) { g.axes = append(g.axes, axis{name, values}) }
+
+// addGiven appends an axis that rows do without if it is not given.
+func (g *group) addGiven(name string, values []Text) {
+	if len(values) > 0 {
+		g.add(name, values)
+	}
+}
+
+func (g *group) axis(name string) *axis {
+	for i := range g.axes {
+		if g.axes[i].name == name {
+			return &g.axes[i]
+		}
+	}
+	return nil
+}
+
+// axisName checks the name of a custom axis.
+func (c *checker) axisName(t Text) {
+	ok := t.Value != "" && t.Value[0] >= 'a' && t.Value[0] <= 'z' && strings.Trim(t.Value, "abcdefghijklmnopqrstuvwxyz0123456789_") == ""
+	switch {
+	case !ok:
+		c.errorf(t.place, "axis", "use small letters, digits and _", "%q is not a name for an axis", t.Value)
+	case slices.Contains(selectAxes, t.Value) || slices.Contains(templateVariables, t.Value):
+		c.errorf(t.place, "axis", "", "%q is a built-in name", t.Value)
+	case t.Value == "and" || t.Value == "or" || t.Value == "not" || t.Value == "in":
+		c.errorf(t.place, "axis", "", "%q is a word of selection expressions", t.Value)
+	}
+}
+
+// axes checks the values of every axis of a group.
+func (c *checker) axes(g *group) {
+	for _, a := range g.axes {
+		first := map[string]Text{}
+		for _, v := range a.values {
+			if earlier, repeated := first[v.Value]; repeated {
+				c.errorf(v.place, "repeated-value", "", "the value %q is repeated", v.Value)
+				c.related(earlier.place, "it is first given here")
+			}
+			first[v.Value] = v
+			switch a.name {
+			case "python":
+				c.python(v)
+			case "cuda":
+				c.dotted(v, "cuda", 2, 3, "12.8.1")
+			case "rocm":
+				c.dotted(v, "rocm", 2, 3, "6.4")
+			case "torch":
+				c.torch(v)
+			case "os":
+				if v.Value == "" || strings.Trim(v.Value, axisValueChars) != "" {
+					c.errorf(v.place, "os", "use letters, digits and . _ + -", "%q is not a name for an operating system", v.Value)
+				}
+			case "version":
+			default:
+				if v.Value == "" || strings.Trim(v.Value, axisValueChars) != "" {
+					c.errorf(v.place, "axis", "use letters, digits and . _ + -", "%q is not a value for a custom axis", v.Value)
+				}
+			}
+		}
+	}
+	if cuda, rocm := g.axis("cuda"), g.axis("rocm"); cuda != nil && rocm != nil {
+		c.errorf(rocm.values[0].place, "two-toolkits", "split it into two groups", "a row has CUDA or ROCm, not both")
+		c.related(cuda.values[0].place, "CUDA is given here")
+	}
+	if g.kind == KindSdist {
+		for _, name := range []string{"cuda", "rocm"} {
+			if a := g.axis(name); a != nil {
+				c.errorf(a.values[0].place, "sdist-toolkit", "leave it out, or make it a wheel row", "an sdist row has no toolkit")
+			}
+		}
+	}
+}
+
+const axisValueChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-"
+
+var pythonPattern = regexp.MustCompile(`^3\.[0-9]{1,2}t?$`)
+
+func (c *checker) python(v Text) {
+	if pythonPattern.MatchString(v.Value) {
+		return
+	}
+	hint := `write the minor version, such as "3.12", or "3.13t" for the free-threaded build`
+	if m := regexp.MustCompile(`^(3\.[0-9]{1,2})\.[0-9]+$`).FindStringSubmatch(v.Value); m != nil {
+		hint = fmt.Sprintf("wheels are made for a minor version: write %q", m[1])
+	}
+	c.errorf(v.place, "python", hint, "%q is not a Python version", v.Value)
+}
+
+func (c *checker) dotted(v Text, name string, least, most int, example string) {
+	r, ok := parseRelease(v.Value)
+	if !ok || r.rest != "" || r.free || len(r.parts) < least || len(r.parts) > most {
+		c.errorf(v.place, name, fmt.Sprintf("write it like %q", example), "%q is not a %s version", v.Value, strings.ToUpper(name))
+	}
+}
+
+func (c *checker) torch(v Text) {
+	parsed, err := wheel.ParseVersion(v.Value)
+	switch {
+	case err != nil:
+		c.errorf(v.place, "torch", `write it like "2.9.0"`, "%q is not a torch version", v.Value)
+	case parsed.Local() != "":
+		c.errorf(v.place, "torch", fmt.Sprintf("write %q; the toolkit is an axis of its own", parsed.Public()), "%q has a local part", v.Value)
+	case parsed.String() != v.Value:
+		c.errorf(v.place, "torch", fmt.Sprintf("write %q", parsed), "%q is not in normal form", v.Value)
+	}
+}
+
+// zip sets the factors of the product.
+func (c *checker) zip(g *group, sets ZipSets) {
+	index := map[string]int{}
+	var names []string
+	for i, a := range g.axes {
+		if len(a.values) > 0 {
+			index[a.name] = i
+			names = append(names, a.name)
+		}
+	}
+	dimOf := make([]int, len(g.axes)) // 1 + index into sets
+	for n, set := range sets {
+		if len(set) < 2 {
+			at := g.place
+			if len(set) == 1 {
+				at = set[0].place
+			}
+			c.errorf(at, "zip", "name at least two axes", "nothing to advance together")
+		}
+		var first Text
+		size := 0
+		for _, name := range set {
+			i, ok := index[name.Value]
+			switch {
+			case !ok:
+				c.errorf(name.place, "zip", "axes of this group: "+strings.Join(names, ", "), "no axis %q in this group%s", name.Value, diag.DidYouMean(name.Value, names))
+				continue
+			case dimOf[i] != 0:
+				c.errorf(name.place, "zip", "", "the axis %q advances with others already", name.Value)
+				continue
+			}
+			dimOf[i] = n + 1
+			if values := len(g.axes[i].values); size == 0 {
+				size, first = values, name
+			} else if values != size {
+				c.errorf(name.place, "zip", "", "%q has %s and %q has %d: axes that advance together need equally many", first.Value, plural(size, "value"), name.Value, values)
+			}
+		}
+	}
+	placed := map[int]int{}
+	for i := range g.axes {
+		if set := dimOf[i]; set != 0 {
+			if d, ok := placed[set]; ok {
+				g.dims[d] = append(g.dims[d], i)
+				continue
+			}
+			placed[set] = len(g.dims)
+		}
+		g.dims = append(g.dims, []int{i})
+	}
+}
+
+// rules checks exclude entries.
+func (c *checker) rules(p *pkg, matches []Match) []*rule {
+	var out []*rule
+	for i := range matches {
+		m := &matches[i]
+		r := &rule{place: m.place}
+		var shown []string
+		key := func(name string, values []Text) {
+			if len(values) == 0 {
+				return
+			}
+			k := ruleKey{axis: name}
+			var texts []string
+			for _, v := range values {
+				parsed, err := parsePattern(v.Value, isVersionAxis(name))
+				if err != nil {
+					c.errorf(v.place, "pattern", "", "%v", err)
+				}
+				k.any = append(k.any, parsed)
+				texts = append(texts, v.Value)
+			}
+			r.keys = append(r.keys, k)
+			value := texts[0]
+			if len(texts) > 1 {
+				value = "[" + strings.Join(texts, ", ") + "]"
+			}
+			shown = append(shown, name+": "+value)
+		}
+		key("kind", m.Kind)
+		key("version", texts(m.Version))
+		key("os", m.OS)
+		key("python", texts(m.Python))
+		key("cuda", texts(m.CUDA))
+		key("rocm", texts(m.ROCm))
+		key("torch", texts(m.Torch))
+		for _, a := range m.Axes {
+			if !slices.Contains(p.customAxes, a.Key.Value) {
+				c.errorf(a.Key.place, "axis", "", "the package has no axis %q%s", a.Key.Value, diag.DidYouMean(a.Key.Value, p.customAxes))
+			}
+			key(a.Key.Value, a.Value)
+		}
+		if len(r.keys) == 0 {
+			c.errorf(m.place, "exclude", "name at least one axis", "the entry would remove every row")
+		}
+		r.text = "{" + strings.Join(shown, ", ") + "}"
+		out = append(out, r)
+	}
+	return out
+}
+
+// settings checks what a group sets besides its axes.
+func (c *checker) settings(p *pkg, g *group) {
+	s := g.shared
+	c.arch(p, s.Arch)
+	c.wheelTag(s.WheelTag)
+	if s.Platform.IsSet() {
+		if _, err := wheel.ParseTag("py3-none-" + s.Platform.Value); err != nil || strings.Contains(s.Platform.Value, ".") {
+			c.errorf(s.Platform.place, "platform", `write it like "linux_x86_64"`, "%q is not a wheel platform tag", s.Platform.Value)
+		}
+	}
+	tag := p.spec.LocalVersion
+	if s.LocalVersion.IsSet() {
+		tag = s.LocalVersion
+	}
+	g.tagIsOwn, g.tagPlace = tag.IsSet(), tag.place
+	if !g.tagIsOwn {
+		tag.Value = defaultLocalVersion
+		g.tagPlace = g.place
+	}
+	tag.Value = strings.TrimPrefix(tag.Value, "+")
+	g.tag = parseTemplate(tag, p.customAxes, &c.list)
+	image := p.spec.Image
+	if s.Image.IsSet() {
+		image = s.Image
+	}
+	g.image = parseTemplate(image, p.customAxes, &c.list)
+	g.env = c.env(p, p.spec.Env)
+	for _, own := range c.env(p, s.Env) {
+		g.env = slices.DeleteFunc(g.env, func(e envVar) bool { return e.name == own.name })
+		g.env = append(g.env, own)
+	}
+	slices.SortFunc(g.env, func(a, b envVar) int { return strings.Compare(a.name, b.name) })
+}
+
+// defaultLocalVersion is the build tag of rows with a toolkit.
+const defaultLocalVersion = "{toolkit_tag}-torch{torch}"
+
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// mistakenVariables are names that build scripts in the wild set and nothing reads.
+var mistakenVariables = map[string]string{
+	"FLASH_ATTENTION_CUDA_ARCHS": "FLASH_ATTN_CUDA_ARCHS",
+	"FLASH_ATTN_FORCE_BUILD":     "FLASH_ATTENTION_FORCE_BUILD",
+	"TORCH_CUDA_ARCHS":           "TORCH_CUDA_ARCH_LIST",
+	"CUDA_ARCH_LIST":             "TORCH_CUDA_ARCH_LIST",
+}
+
+// rowVariables are set by kiln from the row and must not be set twice.
+var rowVariables = map[string]string{"TORCH_CUDA_ARCH_LIST": "arch", "PYTORCH_ROCM_ARCH": "arch"}
+
+func (c *checker) env(p *pkg, env Map[PerToolkit[Scalar]]) []envVar {
+	var out []envVar
+	for _, e := range env {
+		if !envName.MatchString(e.Key.Value) {
+			c.errorf(e.Key.place, "env", "use letters, digits and _", "%q is not a name for a variable", e.Key.Value)
+		}
+		if field, ok := rowVariables[e.Key.Value]; ok {
+			c.errorf(e.Key.place, "env", "set "+field+" instead", "kiln sets %s from the row", e.Key.Value)
+		}
+		if right, ok := mistakenVariables[e.Key.Value]; ok {
+			c.warnf(e.Key.place, "env-unread", "did you mean "+right+"?", "nothing reads %s", e.Key.Value)
+		}
+		v := envVar{name: e.Key.Value}
+		for _, tc := range e.Value.Cases {
+			v.cases = append(v.cases, envCase{tc.match, parseTemplate(tc.Value.Text, p.customAxes, &c.list)})
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+func (c *checker) wheelTag(t Text) {
+	if !t.IsSet() {
+		return
+	}
+	if tags, err := wheel.ParseTag(t.Value + "-any"); err != nil || len(tags) != 1 {
+		c.errorf(t.place, "wheel-tag", `write a python and an abi tag, such as "cp39-abi3"`, "%q is not a wheel tag", t.Value)
+	}
+}
+
+// arch checks every architecture list of a setting.
+func (c *checker) arch(p *pkg, s PerToolkit[Version]) {
+	for _, tc := range s.Cases {
+		if p.archList(tc.Value.Value) != nil {
+			continue
+		}
+		c.archText(p, tc.Value)
+	}
+}
+
+func (p *pkg) archList(name string) *Text {
+	for i := range p.spec.ArchLists {
+		if p.spec.ArchLists[i].Key.Value == name {
+			return &p.spec.ArchLists[i].Value
+		}
+	}
+	return nil
+}
+
+func (c *checker) archText(p *pkg, v Version) {
+	before := len(c.list)
+	c.archList(v.Value, v.place)
+	if len(c.list) == before || len(p.spec.ArchLists) == 0 || strings.ContainsAny(v.Value, " ;,.") {
+		return
+	}
+	// One word that is no architecture: most likely the name of a list.
+	var names []string
+	for _, e := range p.spec.ArchLists {
+		names = append(names, e.Key.Value)
+	}
+	c.list = c.list[:before]
+	hint := "arch_lists has " + strings.Join(names, ", ")
+	if s := diag.Suggest(v.Value, names); s != "" {
+		hint = fmt.Sprintf("did you mean %q?", s)
+	}
+	c.errorf(v.place, "arch", hint, "%q is neither an architecture nor one of arch_lists", v.Value)
+}
+
+func (c *checker) archList(text string, at place) {
+	var err error
+	if strings.HasPrefix(text, "gfx") {
+		_, err = compat.ParseGfxList(text)
+	} else {
+		_, err = compat.ParseArchList(text)
+	}
+	if err != nil {
+		c.archErrors(text, at, err)
+	}
+}
+
+func isModule(s string) bool {
+	for part := range strings.SplitSeq(s, ".") {
+		if !envName.MatchString(part) || !utf8.ValidString(part) {
+			return false
+		}
+	}
+	return true
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

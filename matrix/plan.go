@@ -1,0 +1,640 @@
+package matrix
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// Options are the inputs of a run. The zero value plans every package of the file
+// with the defaults below.
+type Options struct {
+	// Python is the list for packages and groups that do not give one. Default
+	// 3.12 and 3.13.
+	Python []string
+	// CUDA is the list for packages in the base form. Default 12.9.1 and 13.0.2.
+	CUDA []string
+	// OS is used where none is given. Default ubuntu-22.04.
+	OS string
+	// Packages limits the plan to these. Default all.
+	Packages []string
+	// Versions are the versions of packages with version_from; see
+	// [File.ReadVersions].
+	Versions map[string]string
+	// Select keeps only the rows that match. Default all.
+	Select *Selection
+	// SkipIncompatible turns rows that cannot work into skips instead of errors.
+	SkipIncompatible bool
+	// Compat is the knowledge that rows are checked against. Default
+	// [compat.Default].
+	Compat *compat.Table
+	// History is what earlier builds measured. Default nothing.
+	History *History
+	// MaxRows is the largest plan that is made. Default 1,000,000.
+	MaxRows int
+}
+
+// Defaults of [Options].
+var (
+	DefaultPython = []string{"3.12", "3.13"}
+	DefaultCUDA   = []string{"12.9.1", "13.0.2"}
+)
+
+// DefaultOS is where rows are built that do not say.
+const DefaultOS = "ubuntu-22.04"
+
+// Plan is the answer to "which wheels will be built, which not, and why". It is
+// immutable, and a pure function of the file and the options.
+type Plan struct {
+	// Rows to build, in the order of the file. No row follows another of the
+	// same ID.
+	Rows []Row
+	// Skipped are the rows that the file describes and that are not built.
+	Skipped []Skip
+	// Unselected counts the rows that Options.Select left out.
+	Unselected int
+	// Findings are errors, warnings and notes, in the order of the file. A plan
+	// with errors must not be built.
+	Findings diag.List
+	// Estimate is what building the rows will take, as far as it is known.
+	Estimate Estimate
+
+	settings map[string]origin
+}
+
+// Skip is a row that is not built, and why.
+type Skip struct {
+	Row Row `json:"row"`
+	// Rule is "exclude", "duplicate" or the name of a compatibility rule.
+	Rule string `json:"rule"`
+	// Reason is the rule as text.
+	Reason string `json:"reason"`
+	// Pos is the line that removed the row.
+	Pos diag.Pos `json:"pos"`
+}
+
+// origin says where a row came from: a group, and which of its rows.
+type origin struct {
+	group *boundGroup
+	n     int
+}
+
+// boundGroup is a group with the inputs of the run filled in.
+type boundGroup struct {
+	*group
+	pkg    *pkg
+	axes   []axis
+	sizes  []int // of each dim
+	total  int
+	compat *compat.Table
+}
+
+// value returns the row's value of an axis as written.
+func (o origin) value(name string) Text {
+	i := slices.IndexFunc(o.group.axes, func(a axis) bool { return a.name == name })
+	if i < 0 {
+		return Text{}
+	}
+	n := o.n
+	for d := len(o.group.dims) - 1; d >= 0; d-- {
+		if slices.Contains(o.group.dims[d], i) {
+			return o.group.axes[i].values[n%o.group.sizes[d]]
+		}
+		n /= o.group.sizes[d]
+	}
+	return Text{}
+}
+
+// place returns where the row's value of the first axis is written that is written at
+// all, else where its group is.
+func (o origin) place(axes ...string) place {
+	for _, name := range axes {
+		if v := o.value(name); v.IsSet() {
+			return v.place
+		}
+		if name == "arch" {
+			if v, ok := o.arch(); ok {
+				return v.place
+			}
+		}
+	}
+	if o.group.group.place.IsSet() {
+		return o.group.group.place
+	}
+	return o.group.pkg.key.place
+}
+
+// arch returns the architecture setting that the row's value comes from.
+func (o origin) arch() (v Version, ok bool) {
+	cuda, rocm := o.value("cuda").Value, o.value("rocm").Value
+	if v, ok = o.group.shared.Arch.pick(cuda, rocm); !ok {
+		v, ok = o.group.pkg.spec.Arch.pick(cuda, rocm)
+	}
+	return v, ok
+}
+
+func (o origin) archIsWritten() bool {
+	_, ok := o.arch()
+	return ok
+}
+
+// Plan expands the file into rows and checks them.
+func (f *File) Plan(opts Options) *Plan {
+	opts.Python = orDefault(opts.Python, DefaultPython)
+	opts.CUDA = orDefault(opts.CUDA, DefaultCUDA)
+	opts.OS = cmp.Or(opts.OS, DefaultOS)
+	opts.MaxRows = cmp.Or(opts.MaxRows, 1_000_000)
+	if opts.Compat == nil {
+		opts.Compat = compat.Default()
+	}
+	p := &planner{
+		opts: opts, file: f, plan: &Plan{settings: map[string]origin{}},
+		ids: map[string]int{}, files: map[string]int{}, hits: map[*rule]int{},
+		findings: map[findingKey]int{}, rows: map[int]int{}, combos: map[compat.Combo][]compat.Finding{},
+	}
+	p.inputs()
+	if opts.Select != nil {
+		if err := opts.Select.Check(f.CustomAxes()); err != nil {
+			p.list = append(p.list, err.(*diag.ListError).Diagnostics...) //nolint:errorlint,forcetypeassert // documented type
+		}
+	}
+	if !p.list.HasErrors() {
+		p.expand()
+	}
+	p.finish()
+	return p.plan
+}
+
+func orDefault(list, otherwise []string) []string {
+	if len(list) == 0 {
+		return otherwise
+	}
+	return list
+}
+
+// planner is the state of one expansion.
+type planner struct {
+	checker
+	opts    Options
+	file    *File
+	plan    *Plan
+	origins []origin       // of plan.Rows
+	ids     map[string]int // row ID → index into plan.Rows
+	files   map[string]int // file name → index into plan.Rows
+	hits    map[*rule]int  // rows that an exclude rule removed
+
+	findings map[findingKey]int // → index into list
+	rows     map[int]int        // index into list → rows concerned
+	combos   map[compat.Combo][]compat.Finding
+}
+
+// findingKey makes one finding of what is said of many rows.
+type findingKey struct {
+	rule, message string
+	pos           diag.Pos
+}
+
+// inputs checks the options as if they were written in the file.
+func (p *planner) inputs() {
+	flag := func(name, value string) Text {
+		return Text{Value: value, place: place{pos: diag.Pos{File: name, Line: 1, Column: 1}}}
+	}
+	for _, v := range p.opts.Python {
+		p.python(flag("--python", v))
+	}
+	for _, v := range p.opts.CUDA {
+		p.dotted(flag("--cuda", v), "cuda", 2, 3, "12.8.1")
+	}
+	for _, name := range p.opts.Packages {
+		if known := p.file.Packages(); !slices.Contains(known, wheel.NormalizeName(name)) {
+			p.errorf(flag("--package", name).place, "package-name", "the file has "+strings.Join(known, ", "), "no package %q%s", name, diag.DidYouMean(name, known))
+		}
+	}
+}
+
+func (p *planner) selected(pkg *pkg) bool {
+	return len(p.opts.Packages) == 0 || slices.ContainsFunc(p.opts.Packages, func(n string) bool { return wheel.NormalizeName(n) == pkg.name })
+}
+
+func (p *planner) expand() {
+	var groups []*boundGroup
+	total := 0
+	for _, pkg := range p.file.packages {
+		if !p.selected(pkg) {
+			continue
+		}
+		for _, g := range pkg.groups {
+			b := p.bind(pkg, g)
+			if b == nil {
+				continue
+			}
+			if total += b.total; total > p.opts.MaxRows || b.total > p.opts.MaxRows {
+				p.errorf(g.place, "too-many-rows", "use fewer values, or zip axes that belong together", "the plan would have more than %d rows", p.opts.MaxRows)
+				return
+			}
+			groups = append(groups, b)
+		}
+	}
+	for _, g := range groups {
+		p.group(g)
+	}
+	p.deadRules(groups)
+}
+
+// bind fills in the inputs of the run.
+func (p *planner) bind(pkg *pkg, g *group) *boundGroup {
+	b := &boundGroup{group: g, pkg: pkg, axes: slices.Clone(g.axes), total: 1, compat: p.opts.Compat}
+	for i := range b.axes {
+		a := &b.axes[i]
+		if len(a.values) > 0 {
+			continue
+		}
+		switch a.name {
+		case "version":
+			a.values = pkg.versions
+			if v, ok := p.opts.Versions[pkg.name]; ok && pkg.spec.VersionFrom != nil {
+				a.values = []Text{{Value: v, place: pkg.spec.VersionFrom.File.place}}
+			}
+			if len(a.values) == 0 {
+				p.errorf(pkg.key.place, "no-version", "", "the version of %q is not known", pkg.name)
+				return nil
+			}
+		case "os":
+			a.values = []Text{{Value: p.opts.OS}}
+		case "python":
+			a.values = plain(p.opts.Python)
+		case "cuda":
+			a.values = plain(p.opts.CUDA)
+		}
+	}
+	for _, dim := range b.dims {
+		n := len(b.axes[dim[0]].values)
+		b.sizes = append(b.sizes, n)
+		if b.total > p.opts.MaxRows { // the product must not overflow
+			return b
+		}
+		b.total *= n
+	}
+	for _, a := range b.axes {
+		if a.name != "os" || g.shared.Platform.IsSet() {
+			continue
+		}
+		for _, v := range a.values {
+			if _, ok := p.opts.Compat.Platform(v.Value); ok {
+				continue
+			}
+			known := p.opts.Compat.KnownOS()
+			at := v.place
+			if !at.IsSet() {
+				at = g.place
+			}
+			p.errorf(at, "os", "use one of "+strings.Join(known, ", ")+"; or set platform for a name of your own",
+				"unknown operating system %q%s", v.Value, diag.DidYouMean(v.Value, known))
+			return nil
+		}
+	}
+	return b
+}
+
+func plain(values []string) []Text {
+	out := make([]Text, len(values))
+	for i, v := range values {
+		out[i] = Text{Value: v}
+	}
+	return out
+}
+
+// boundRule is an exclude rule with its verdict on each value of a group's axes.
+type boundRule struct {
+	*rule
+	verdicts []boundVerdict
+	dead     bool // a key that no row of the group can match
+}
+
+type boundVerdict struct {
+	dim     int
+	matches []bool
+}
+
+func (g *boundGroup) bindRule(r *rule) boundRule {
+	out := boundRule{rule: r}
+	for _, k := range r.keys {
+		matches := func(value string) bool {
+			return slices.ContainsFunc(k.any, func(p pattern) bool { return p.matches(value) })
+		}
+		if k.axis == "kind" {
+			out.dead = out.dead || !matches(g.kind)
+			continue
+		}
+		i := slices.IndexFunc(g.axes, func(a axis) bool { return a.name == k.axis })
+		if i < 0 {
+			out.dead = true
+			continue
+		}
+		v := boundVerdict{dim: slices.IndexFunc(g.dims, func(d []int) bool { return slices.Contains(d, i) })}
+		for _, value := range g.axes[i].values {
+			v.matches = append(v.matches, matches(value.Value))
+		}
+		out.verdicts = append(out.verdicts, v)
+	}
+	return out
+}
+
+// group appends the rows of one group.
+func (p *planner) group(g *boundGroup) {
+	var rules []boundRule
+	if !g.single {
+		for _, r := range slices.Concat(g.exclude, g.pkg.exclude) {
+			if b := g.bindRule(r); !b.dead {
+				rules = append(rules, b)
+			}
+		}
+	}
+	build := newRowBuilder(g)
+	at := make([]int, len(g.dims)) // the index in each dim
+	p.plan.Rows = slices.Grow(p.plan.Rows, g.total)
+	p.origins = slices.Grow(p.origins, g.total)
+	for n := range g.total {
+		from := origin{g, n}
+		row, problem := build.row(at)
+		switch r := firstMatch(rules, at); {
+		case r != nil:
+			p.hits[r]++
+			p.skip(row, "exclude", "exclude "+r.text, r.place)
+		case problem != nil:
+			p.finding(*problem)
+		default:
+			p.add(row, from)
+		}
+		for d := len(at) - 1; d >= 0; d-- {
+			if at[d]++; at[d] < g.sizes[d] {
+				break
+			}
+			at[d] = 0
+		}
+	}
+}
+
+func firstMatch(rules []boundRule, at []int) *rule {
+	for i := range rules {
+		matches := true
+		for _, v := range rules[i].verdicts {
+			if !v.matches[at[v.dim]] {
+				matches = false
+				break
+			}
+		}
+		if matches {
+			return rules[i].rule
+		}
+	}
+	return nil
+}
+
+// add checks one row and appends it.
+func (p *planner) add(row Row, from origin) {
+	if p.opts.Select != nil && !p.opts.Select.Match(&row) {
+		p.plan.Unselected++
+		return
+	}
+	if i, taken := p.ids[row.ID]; taken {
+		p.repeated(row, from, i)
+		return
+	}
+	for _, name := range row.Files() {
+		if i, taken := p.files[name]; taken {
+			p.collision(row, from, i)
+			return
+		}
+	}
+	findings := p.check(&row)
+	if p.opts.SkipIncompatible {
+		for _, f := range findings {
+			if f.Severity == compat.Error {
+				p.skip(row, f.Rule, f.Message, from.place(f.Axes...))
+				return
+			}
+		}
+	}
+	for _, f := range findings {
+		if f.Severity == compat.Note && slices.Contains(f.Axes, "arch") && !from.archIsWritten() {
+			continue // about kiln's own default, which nobody chose
+		}
+		at := from.place(f.Axes...)
+		d := diag.Diagnostic{Severity: severity(f.Severity), Rule: f.Rule, Message: f.Message, Hint: f.Fix, Pos: at.pos, Width: at.width}
+		if len(f.Axes) > 1 {
+			if other := from.place(f.Axes[1:]...); other != at {
+				d.Related = []diag.Related{{Pos: other.pos, Message: f.Axes[1] + " is given here"}}
+			}
+		}
+		p.finding(d)
+	}
+	for _, name := range row.Files() {
+		p.files[name] = len(p.plan.Rows)
+	}
+	if row.Torch == "" && row.Kind == KindWheel {
+		p.looseTorch(from)
+	}
+	p.ids[row.ID] = len(p.plan.Rows)
+	p.plan.settings[row.ID] = from
+	p.plan.Rows = append(p.plan.Rows, row)
+	p.origins = append(p.origins, from)
+}
+
+// looseTorch notes a package that builds against torch without saying which.
+func (p *planner) looseTorch(from origin) {
+	for i, req := range from.group.pkg.extraDeps {
+		if wheel.NormalizeName(req.Name) == "torch" {
+			at := from.group.pkg.spec.ExtraDeps[i].place
+			p.finding(diag.Diagnostic{
+				Severity: diag.Note, Rule: "loose-torch", Pos: at.pos, Width: at.width,
+				Message: "the torch to build against is not fixed, and a wheel works only with the torch minor it was built with",
+				Hint:    "add a matrix with a torch axis",
+			})
+		}
+	}
+}
+
+func (p *planner) skip(row Row, rule, reason string, at place) {
+	if p.opts.Select == nil || p.opts.Select.Match(&row) {
+		p.plan.Skipped = append(p.plan.Skipped, Skip{Row: row, Rule: rule, Reason: reason, Pos: at.pos})
+	}
+}
+
+func severity(s compat.Severity) diag.Severity {
+	switch s {
+	case compat.Error:
+		return diag.Error
+	case compat.Warning:
+		return diag.Warning
+	}
+	return diag.Note
+}
+
+// check asks the compatibility table once per combination.
+func (p *planner) check(row *Row) []compat.Finding {
+	combo := compat.Combo{OS: row.OS, Python: row.Python, CUDA: row.CUDA, ROCm: row.ROCm, Torch: row.Torch, Arch: row.Arch, Kind: row.Kind}
+	found, known := p.combos[combo]
+	if !known {
+		found = p.opts.Compat.Check(combo)
+		p.combos[combo] = found
+	}
+	return found
+}
+
+// finding reports something about a row. The same thing about many rows is one
+// diagnostic with their number.
+func (p *planner) finding(d diag.Diagnostic) {
+	key := findingKey{d.Rule, d.Message, d.Pos}
+	i, known := p.findings[key]
+	if !known {
+		i = len(p.list)
+		p.findings[key] = i
+		p.list.Add(d)
+	}
+	p.rows[i]++
+}
+
+// repeated reports a row that the plan already has.
+func (p *planner) repeated(row Row, from origin, i int) {
+	if p.plan.Rows[i] != row {
+		p.collision(row, from, i)
+		return
+	}
+	at, first := from.place(), p.origins[i].place()
+	p.skip(row, "duplicate", "the same row is described at "+first.pos.String(), at)
+	p.finding(diag.Diagnostic{
+		Severity: diag.Warning, Rule: "duplicate-row", Pos: at.pos, Width: at.width,
+		Message: "the row " + row.ID + " is in the plan already", Hint: "it is built once; remove one of the two",
+		Related: []diag.Related{{Pos: first.pos, Message: "it is first described here"}},
+	})
+}
+
+// collision reports two different rows that would write one file.
+func (p *planner) collision(row Row, from origin, i int) {
+	earlier := &p.plan.Rows[i]
+	axes, text := differences(earlier, &row)
+	at, first := from.place(axes...), p.origins[i].place(axes...)
+	p.finding(diag.Diagnostic{
+		Rule: "same-file", Pos: at.pos, Width: at.width,
+		Message: "two rows would write one file: they differ in " + text,
+		Hint:    separatingTag(earlier, &row),
+		Related: []diag.Related{{Pos: first.pos, Message: "the other row is described here; the file is " + row.Files()[0]}},
+	})
+}
+
+// differences returns the axes in which two rows differ, and a text that names them
+// with their values.
+func differences(a, b *Row) (axes []string, text string) {
+	var parts []string
+	for _, name := range slices.Concat([]string{"kind", "os", "cuda", "rocm", "torch", "python", "arch", "tag"}, slices.Sorted(maps.Keys(a.Axes.Map()))) {
+		if va, vb := a.Axis(name), b.Axis(name); va != vb {
+			axes = append(axes, name)
+			parts = append(parts, fmt.Sprintf("%s (%s, %s)", name, cmp.Or(va, "none"), cmp.Or(vb, "none")))
+		}
+	}
+	return axes, cmp.Or(strings.Join(parts, " and "), "their settings")
+}
+
+// separatingTag suggests a build tag that tells two rows apart.
+func separatingTag(a, b *Row) string {
+	switch {
+	case a.OS != b.OS:
+		return "one file cannot serve two operating systems of one platform: remove one, or set platform"
+	case a.Axes != b.Axes:
+		for name, value := range a.Axes.Map() {
+			if b.Axes.Get(name) != value {
+				return fmt.Sprintf(`tell them apart with local_version: "{toolkit_tag}-torch{torch}-{%s}"`, name)
+			}
+		}
+	case a.Python != b.Python:
+		return "a wheel with this wheel_tag serves both: build it with one Python"
+	case compat.ToolkitTag(a.CUDA, a.ROCm) == compat.ToolkitTag(b.CUDA, b.ROCm) && a.CUDA != b.CUDA:
+		return "the build tag leaves out the patch version of CUDA: remove one of the two, or write {cuda} in local_version"
+	case a.Arch != b.Arch:
+		return "name both architecture lists in one row"
+	}
+	return `tell them apart with local_version: "{toolkit_tag}-torch{torch}"`
+}
+
+// deadRules warns of exclude entries that remove nothing: most are misspelt.
+func (p *planner) deadRules(groups []*boundGroup) {
+	seen := map[*rule]bool{}
+	for _, g := range groups {
+		if g.single {
+			continue
+		}
+		for _, r := range slices.Concat(g.exclude, g.pkg.exclude) {
+			if p.hits[r] == 0 && !seen[r] {
+				seen[r] = true
+				p.warnf(r.place, "exclude-nothing", "check its values against the axes, or remove it", "the entry %s removes no row", r.text)
+			}
+		}
+	}
+}
+
+// finish orders the findings and adds the numbers.
+func (p *planner) finish() {
+	for i, n := range p.rows {
+		if n > 1 {
+			p.list[i].Message += fmt.Sprintf(" (%d rows)", n)
+		}
+	}
+	p.list.Sort()
+	p.plan.Findings = p.list
+	p.plan.Estimate = p.opts.History.estimate(p.plan.Rows, p.opts.Compat)
+}
+
+// Err returns the plan's errors, or nil.
+func (p *Plan) Err() error { return p.Findings.Err() }
+
+// Counts returns how many rows each value of an axis has. The empty value stands
+// for rows without one.
+func (p *Plan) Counts(axis string) map[string]int {
+	counts := map[string]int{}
+	for i := range p.Rows {
+		counts[p.Rows[i].Axis(axis)]++
+	}
+	return counts
+}
+
+// CountedToolkits returns how many rows each toolkit version has, by names such as
+// "cuda 12.8.1", "rocm 6.4" and "none".
+func (p *Plan) CountedToolkits() map[string]int {
+	counts := map[string]int{}
+	for i := range p.Rows {
+		name, version := p.Rows[i].Toolkit()
+		counts[strings.TrimSpace(name+" "+version)]++
+	}
+	return counts
+}
+
+// SortedValues returns the keys of a count in the order people expect: versions by
+// number, names by letter, the empty value last.
+func SortedValues(counts map[string]int) []string {
+	return slices.SortedFunc(maps.Keys(counts), compareValues)
+}
+
+func compareValues(a, b string) int {
+	if (a == "") != (b == "") {
+		return cmp.Compare(b, a)
+	}
+	// "cuda 12.8.1" sorts by its word, then by its number.
+	wordA, versionA, _ := strings.Cut(a, " ")
+	wordB, versionB, _ := strings.Cut(b, " ")
+	if versionA != "" && versionB != "" && wordA == wordB {
+		a, b = versionA, versionB
+	}
+	ra, okA := parseRelease(a)
+	rb, okB := parseRelease(b)
+	if okA && okB {
+		return cmp.Or(slices.Compare(ra.parts, rb.parts), cmp.Compare(a, b))
+	}
+	return cmp.Compare(a, b)
+}

@@ -1,0 +1,421 @@
+package matrix
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// Settings is everything a build needs to know of a row that is not one of its axes,
+// with templates filled in.
+type Settings struct {
+	Source         SourceSettings      `json:"source"`
+	Image          string              `json:"image,omitempty"`
+	Env            map[string]string   `json:"env"`
+	ExtraDeps      []string            `json:"extra_deps"`
+	Frontend       string              `json:"frontend"`
+	BuildArgs      []string            `json:"build_args"`
+	Isolation      bool                `json:"isolation"`
+	ConfigSettings map[string][]string `json:"config_settings,omitempty"`
+	Patches        []PatchSettings     `json:"patches,omitempty"`
+	RuntimeTorch   string              `json:"runtime_torch"`
+
+	// What follows does not affect the built files.
+	Description string           `json:"description,omitempty"`
+	Test        TestSettings     `json:"test"`
+	Resources   ResourceSettings `json:"resources"`
+}
+
+// SourceSettings says where the code is. Kind is "index", "git", "path" or "sdist".
+type SourceSettings struct {
+	Kind       string `json:"kind"`
+	Location   string `json:"location,omitempty"` // empty means the public index
+	Ref        string `json:"ref,omitempty"`
+	Submodules bool   `json:"submodules,omitempty"`
+	SHA256     string `json:"sha256,omitempty"`
+}
+
+// PatchSettings replaces text in one file. Count 0 means at least once.
+type PatchSettings struct {
+	File    string `json:"file"`
+	Find    string `json:"find"`
+	Replace string `json:"replace"`
+	Count   int    `json:"count,omitempty"`
+}
+
+// TestSettings is the smoke test.
+type TestSettings struct {
+	Imports     []string      `json:"imports"`
+	Expressions []string      `json:"expressions,omitempty"`
+	Requires    []string      `json:"requires,omitempty"`
+	RequiresGPU bool          `json:"requires_gpu,omitempty"`
+	Timeout     time.Duration `json:"timeout"` // nanoseconds
+}
+
+// ResourceSettings limits one build. Zero means not set.
+type ResourceSettings struct {
+	MemoryPerJobBytes int64         `json:"memory_per_job_bytes,omitempty"`
+	Jobs              int           `json:"jobs,omitempty"`
+	NVCCThreads       int           `json:"nvcc_threads,omitempty"`
+	DiskBytes         int64         `json:"disk_bytes,omitempty"`
+	WallTime          time.Duration `json:"wall_time,omitempty"` // nanoseconds
+}
+
+// Settings returns the settings of a row of this plan.
+func (p *Plan) Settings(id string) (Settings, bool) {
+	from, ok := p.settings[id]
+	if !ok {
+		return Settings{}, false
+	}
+	b := newRowBuilder(from.group)
+	row, _ := b.row(from.indexes())
+	return b.settings(&row), true
+}
+
+// indexes returns the index of the row in each dim of its group.
+func (o origin) indexes() []int {
+	at := make([]int, len(o.group.dims))
+	n := o.n
+	for d := len(at) - 1; d >= 0; d-- {
+		at[d] = n % o.group.sizes[d]
+		n /= o.group.sizes[d]
+	}
+	return at
+}
+
+// rowBuilder makes the rows of one group. What all rows share is made once.
+type rowBuilder struct {
+	g      *boundGroup
+	dimOf  []int // of each axis
+	shared Settings
+	custom []int // indexes of custom axes, by name
+	arch   map[[2]string]string
+	// fixed is the part of the digest that all rows share.
+	fixed []byte
+}
+
+func newRowBuilder(g *boundGroup) *rowBuilder {
+	b := &rowBuilder{g: g, dimOf: make([]int, len(g.axes)), arch: map[[2]string]string{}}
+	for d, axes := range g.dims {
+		for _, i := range axes {
+			b.dimOf[i] = d
+		}
+	}
+	for i, a := range g.axes {
+		if !slices.Contains(selectAxes, a.name) {
+			b.custom = append(b.custom, i)
+		}
+	}
+	slices.SortFunc(b.custom, func(i, j int) int { return strings.Compare(g.axes[i].name, g.axes[j].name) })
+	b.shared = sharedSettings(g)
+	// Only what affects the files: a new description or test is no new wheel.
+	digested := b.shared
+	digested.Description, digested.Test, digested.Resources = "", TestSettings{}, ResourceSettings{}
+	b.fixed, _ = json.Marshal(digested) // plain data, cannot fail
+	return b
+}
+
+// row makes the row at the given index of each dim. The diagnostic is not nil if
+// the row cannot have the build tag that its template gives.
+func (b *rowBuilder) row(at []int) (Row, *diag.Diagnostic) {
+	g := b.g
+	r := Row{Package: g.pkg.name, Kind: g.kind}
+	for i := range g.axes {
+		v := g.axes[i].values[at[b.dimOf[i]]].Value
+		switch g.axes[i].name {
+		case "version":
+			r.Version = v
+		case "os":
+			r.OS = v
+		case "python":
+			r.Python = v
+		case "cuda":
+			r.CUDA = v
+		case "rocm":
+			r.ROCm = v
+		case "torch":
+			r.Torch = v
+		}
+	}
+	for n, i := range b.custom {
+		if n > 0 {
+			r.Axes += ","
+		}
+		r.Axes += Axes(g.axes[i].name + "=" + g.axes[i].values[at[b.dimOf[i]]].Value)
+	}
+	if r.Platform = g.shared.Platform.Value; r.Platform == "" {
+		p, _ := g.compat.Platform(r.OS)
+		r.Platform = p.Tag
+	}
+	var problem *diag.Diagnostic
+	if r.Kind == KindWheel {
+		r.Arch = b.archOf(&r)
+		r.WheelTag = firstSet(g.shared.WheelTag, g.pkg.spec.WheelTag)
+		if r.WheelTag == "" {
+			r.WheelTag = wheelTag(r.Python)
+		}
+		if g.tagIsOwn || r.CUDA != "" || r.ROCm != "" {
+			r.BuildTag, problem = b.buildTag(&r)
+		}
+	}
+	r.ID = r.makeID()
+	r.Digest = b.digest(&r)
+	return r, problem
+}
+
+func firstSet(texts ...Text) string {
+	for _, t := range texts {
+		if t.IsSet() {
+			return t.Value
+		}
+	}
+	return ""
+}
+
+// buildTag renders the tag and checks that it is a local version.
+func (b *rowBuilder) buildTag(r *Row) (string, *diag.Diagnostic) {
+	unknown := false
+	tag := b.g.tag.renderTag(func(name string) string {
+		v := b.value(r, name)
+		unknown = unknown || name == "cxx11abi" && v == ""
+		return v
+	})
+	if unknown {
+		return "", &diag.Diagnostic{
+			Rule: "build-tag", Pos: b.g.tagPlace.pos, Width: b.g.tagPlace.width,
+			Message: "the C++ ABI of torch " + r.Torch + " is not known, and the build tag needs it",
+			Hint:    "set local_version of that group with TRUE or FALSE written out",
+		}
+	}
+	if tag == "" {
+		return "", nil
+	}
+	if !localVersion.MatchString(tag) {
+		return "", &diag.Diagnostic{
+			Rule: "build-tag", Pos: b.g.tagPlace.pos, Width: b.g.tagPlace.width,
+			Message: "the build tag " + tag + " is not a local version (PEP 440)", Hint: "use letters, digits and single . _ - between them",
+		}
+	}
+	return "+" + tag, nil
+}
+
+var localVersion = regexp.MustCompile(`^[A-Za-z0-9]+([-_.][A-Za-z0-9]+)*$`)
+
+// archOf resolves the architectures: of the group, of the package for this toolkit,
+// else kiln's default for the CUDA version.
+func (b *rowBuilder) archOf(r *Row) string {
+	if r.CUDA == "" && r.ROCm == "" {
+		return ""
+	}
+	key := [2]string{r.CUDA, r.ROCm}
+	if text, known := b.arch[key]; known {
+		return text
+	}
+	text := ""
+	if r.CUDA != "" {
+		list, _ := b.g.compat.DefaultArchs(r.CUDA)
+		text = list.Text()
+	}
+	for _, s := range []PerToolkit[Version]{b.g.pkg.spec.Arch, b.g.shared.Arch} {
+		v, ok := s.pick(r.CUDA, r.ROCm)
+		if !ok {
+			continue
+		}
+		own := v.Value
+		if list := b.g.pkg.archList(own); list != nil {
+			own = list.Value
+		}
+		// A list for the other vendor is not meant for this row.
+		if strings.HasPrefix(own, "gfx") == (r.ROCm != "") {
+			text = own
+		}
+	}
+	b.arch[key] = text
+	return text
+}
+
+// value returns a template value of the row.
+func (b *rowBuilder) value(r *Row, name string) string {
+	switch name {
+	case "python_tag":
+		return pythonTag(r.Python)
+	case "toolkit_tag":
+		return compat.ToolkitTag(r.CUDA, r.ROCm)
+	case "toolkit_version":
+		_, version := r.Toolkit()
+		return version
+	case "cuda_major":
+		major, _, _ := strings.Cut(r.CUDA, ".")
+		return major
+	case "cuda_minor":
+		return compat.Minor(r.CUDA)
+	case "torch_minor":
+		return compat.Minor(r.Torch)
+	case "cxx11abi":
+		if abi, known := b.g.compat.CXX11ABI(r.Torch, r.CUDA, r.ROCm, r.OS); known {
+			if abi {
+				return "TRUE"
+			}
+			return "FALSE"
+		}
+		return ""
+	case "arch_numbers":
+		return archNumbers(r.Arch)
+	}
+	return r.Axis(name)
+}
+
+// digest hashes everything that affects the built files.
+func (b *rowBuilder) digest(r *Row) string {
+	buf := make([]byte, 0, 1024)
+	field := func(s string) {
+		buf = append(buf, s...)
+		buf = append(buf, 0)
+	}
+	buf = append(buf, "kiln-row/1\x00"...)
+	for _, s := range []string{
+		r.Package, r.Version, r.Kind, r.OS, r.Platform, r.Python, r.CUDA, r.ROCm, r.Torch, r.Arch,
+		string(r.Axes), r.BuildTag, r.WheelTag,
+	} {
+		field(s)
+	}
+	field(b.render(r, b.g.image))
+	field(b.ref(r))
+	for _, e := range b.g.env {
+		if value, ok := b.envValue(r, e); ok {
+			field(e.name)
+			field(value)
+		}
+	}
+	buf = append(buf, b.fixed...)
+	sum := sha256.Sum256(buf)
+	return hex.EncodeToString(sum[:])
+}
+
+func (b *rowBuilder) render(r *Row, t template) string {
+	return t.render(func(name string) string { return b.value(r, name) })
+}
+
+func (b *rowBuilder) envValue(r *Row, e envVar) (string, bool) {
+	for _, c := range e.cases {
+		if c.match.matches(r.CUDA, r.ROCm) {
+			return b.render(r, c.value), true
+		}
+	}
+	return "", false
+}
+
+// ref renders the git ref of the source.
+func (b *rowBuilder) ref(r *Row) string {
+	ref := b.g.pkg.spec.Source.Ref
+	if !ref.IsSet() {
+		return ""
+	}
+	return b.render(r, parseTemplate(ref, nil, &diag.List{}))
+}
+
+// settings completes the shared settings for one row.
+func (b *rowBuilder) settings(r *Row) Settings {
+	s := b.shared
+	s.Source.Ref = b.ref(r)
+	s.Image = b.render(r, b.g.image)
+	s.Env = map[string]string{}
+	for _, e := range b.g.env {
+		if value, ok := b.envValue(r, e); ok {
+			s.Env[e.name] = value
+		}
+	}
+	s.ConfigSettings = map[string][]string{}
+	for _, e := range b.g.pkg.spec.Build.ConfigSettings {
+		for _, v := range e.Value {
+			s.ConfigSettings[e.Key.Value] = append(s.ConfigSettings[e.Key.Value], b.render(r, parseTemplate(v, b.g.pkg.customAxes, &diag.List{})))
+		}
+	}
+	return s
+}
+
+// sharedSettings returns the settings that do not depend on the row.
+func sharedSettings(g *boundGroup) Settings {
+	spec := g.pkg.spec
+	s := Settings{
+		Env: map[string]string{}, ExtraDeps: values(spec.ExtraDeps), BuildArgs: orEmpty(g.pkg.buildArgs),
+		Frontend: "build", Isolation: spec.Build.Isolation.Value, RuntimeTorch: "any", Description: spec.Description.Value,
+		Test: TestSettings{
+			Imports: values(spec.TestImport), Expressions: values(spec.Test.Expressions), Requires: values(spec.Test.Requires),
+			RequiresGPU: spec.Test.RequiresGPU.Value, Timeout: 10 * time.Minute,
+		},
+	}
+	if len(s.Test.Imports) == 0 {
+		s.Test.Imports = []string{wheel.FileName(g.pkg.name)}
+	}
+	if spec.Test.Timeout.IsSet() {
+		s.Test.Timeout = spec.Test.Timeout.Value
+	}
+	if spec.Build.Frontend.IsSet() {
+		s.Frontend = spec.Build.Frontend.Value
+	}
+	if spec.RuntimeTorch.IsSet() {
+		s.RuntimeTorch = spec.RuntimeTorch.Value
+	}
+	for _, e := range spec.Build.ConfigSettings {
+		if s.ConfigSettings == nil {
+			s.ConfigSettings = map[string][]string{}
+		}
+		s.ConfigSettings[e.Key.Value] = values(e.Value) // templates as written: part of the digest
+	}
+	for _, p := range spec.Build.Patches {
+		s.Patches = append(s.Patches, PatchSettings{p.File.Value, p.Find.Value, p.Replace.Value, p.Count.Value})
+	}
+	source := &spec.Source
+	switch {
+	case source.Git.IsSet():
+		s.Source = SourceSettings{Kind: "git", Location: source.Git.Value, Submodules: !source.Submodules.IsSet() || source.Submodules.Value}
+	case source.Path.IsSet():
+		s.Source = SourceSettings{Kind: "path", Location: source.Path.Value}
+	case source.Sdist.IsSet():
+		s.Source = SourceSettings{Kind: "sdist", Location: source.Sdist.Value, SHA256: strings.ToLower(source.SHA256.Value)}
+	default:
+		s.Source = SourceSettings{Kind: "index", Location: source.Index.Value}
+	}
+	for _, r := range []Resources{spec.Resources, g.shared.Resources} {
+		if r.MemoryPerJob.IsSet() {
+			s.Resources.MemoryPerJobBytes = r.MemoryPerJob.Bytes
+		}
+		if r.Jobs.IsSet() {
+			s.Resources.Jobs = r.Jobs.Value
+		}
+		if r.NVCCThreads.IsSet() {
+			s.Resources.NVCCThreads = r.NVCCThreads.Value
+		}
+		if r.Disk.IsSet() {
+			s.Resources.DiskBytes = r.Disk.Bytes
+		}
+		if r.WallTime.IsSet() {
+			s.Resources.WallTime = r.WallTime.Value
+		}
+	}
+	return s
+}
+
+func values(texts []Text) []string {
+	out := make([]string, len(texts))
+	for i, t := range texts {
+		out[i] = t.Value
+	}
+	return out
+}
+
+func orEmpty(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Installs what the tests need: Python with its headers, a C++ compiler, and the packages of
+# testdata/python/requirements.txt in .cache/venv. Does nothing if all of it is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+requirements=testdata/python/requirements.txt
+venv=.cache/venv
+stamp=$venv/.made-from
+
+say() { printf 'deps: %s\n' "$*" >&2; }
+
+# usable PYTHON: new enough for the pinned packages, can make a venv with pip, has the headers for extensions.
+usable() {
+  command -v "$1" >/dev/null && "$1" - >/dev/null 2>&1 <<'PY'
+import ensurepip, os, sys, sysconfig, venv
+sys.exit(not (sys.version_info >= (3, 10) and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))))
+PY
+}
+
+find_python() {
+  local candidate
+  for candidate in python3 /usr/bin/python3; do
+    if usable "$candidate"; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+have_cxx() { command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null; }
+
+# install PACKAGE...: with apt-get if that is possible without a question, else says what is missing.
+install() {
+  local as_root=()
+  if [ "$(id -u)" != 0 ]; then
+    as_root=(sudo -n)
+  fi
+  if ! command -v apt-get >/dev/null || ! "${as_root[@]}" true 2>/dev/null; then
+    say "missing, and not installable from here: $*"
+    say "on Debian or Ubuntu: sudo apt-get install $*"
+    say "elsewhere: Python 3.10 or newer with venv, pip and its C headers, and a C++ compiler (c++ on PATH)"
+    exit 1
+  fi
+  say "apt-get install $*"
+  "${as_root[@]}" apt-get -qq update
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$@" >&2
+}
+
+mkdir -p .cache
+# Two runs at once in one tree take turns, where there is flock.
+if command -v flock >/dev/null; then
+  exec 9>.cache/deps.lock
+  flock 9
+fi
+
+missing=()
+have_cxx || missing+=(g++)
+find_python >/dev/null || missing+=(python3 python3-venv python3-dev)
+if [ ${#missing[@]} -gt 0 ]; then
+  install "${missing[@]}"
+fi
+python=$(find_python) || {
+  say "no usable Python, even after installing ${missing[*]}: it must be 3.10 or newer, with venv, pip and Python.h"
+  exit 1
+}
+
+# The venv is made again when the interpreter or the list of packages changes.
+made_from=$("$python" -c 'import sys; print(sys.executable, sys.version)'; cat "$requirements")
+if [ -x "$venv/bin/python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$made_from" ]; then
+  exit 0
+fi
+say "making $venv with $("$python" -c 'import sys; print(sys.executable)')"
+rm -rf "$venv"
+"$python" -m venv "$venv"
+"$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input install -r "$requirements"
+printf '%s\n' "$made_from" >"$stamp"

@@ -20,7 +20,7 @@ import (
 // they are expanded.
 const (
 	maxFileBytes = 4 << 20
-	maxValues    = 1 << 20
+	maxValues    = 1 << 17
 	maxDepth     = 32
 )
 
@@ -65,6 +65,9 @@ func decode(name string, text []byte) (*Document, diag.List) {
 	}
 	var doc Document
 	d.value(root.Content[0], &doc)
+	if d.stopped {
+		return nil, d.list
+	}
 	return &doc, d.list
 }
 
@@ -84,6 +87,8 @@ type decoder struct {
 	list   diag.List
 	values int
 	depth  int
+	// stopped is set once a limit is passed; what was decoded means nothing then.
+	stopped bool
 }
 
 func (d *decoder) errorf(n *yaml.Node, rule, hint, format string, args ...any) {
@@ -120,9 +125,12 @@ func (d *decoder) value(n *yaml.Node, out any) {
 	defer func() { d.depth-- }()
 	d.values++
 	if d.depth > maxDepth || d.values > maxValues {
-		if d.values <= maxValues || d.values == maxValues+1 {
-			d.errorf(n, "yaml", "", "too many nested or repeated values")
+		if !d.stopped {
+			d.errorf(n, "yaml", "aliases count as often as they are used", "the file has more than %d values or %d levels", maxValues, maxDepth)
 		}
+		d.stopped = true
+	}
+	if d.stopped {
 		return
 	}
 	n = d.resolve(n)

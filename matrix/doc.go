@@ -10,3 +10,5 @@
 // The package reads no environment, fetches nothing and builds nothing. Whether a
 // combination of torch, CUDA, Python and OS exists is asked of package compat.
 package matrix
+
+//go:generate go run ./internal/generate

@@ -5,7 +5,7 @@ package matrix
 // docs/packages-yml.md are generated from them and their comments, and the tests
 // decode every indented example below. A field's comment is what its user reads.
 
-// Document is a whole packages.yml.
+// Document is packages.yml as a whole.
 //
 // It has one map, `packages`. Keys that begin with `x-` are ignored, which gives
 // YAML anchors a place to live.

@@ -670,6 +670,7 @@ func (c *checker) rules(p *pkg, matches []Match) []*rule {
 func (c *checker) settings(p *pkg, g *group) {
 	s := g.shared
 	c.arch(p, s.Arch)
+	c.archFits(p, g)
 	c.wheelTag(s.WheelTag)
 	if s.Platform.IsSet() {
 		if _, err := wheel.ParseTag("py3-none-" + s.Platform.Value); err != nil || strings.Contains(s.Platform.Value, ".") {
@@ -753,6 +754,26 @@ func (c *checker) arch(p *pkg, s PerToolkit[Version]) {
 			continue
 		}
 		c.archText(p, tc.Value)
+	}
+}
+
+// archFits reports architectures of a group whose rows have no use for them.
+func (c *checker) archFits(p *pkg, g *group) {
+	cuda, rocm := g.axis("cuda") != nil, g.axis("rocm") != nil
+	for _, tc := range g.shared.Arch.Cases {
+		text := tc.Value.Value
+		if list := p.archList(text); list != nil {
+			text = list.Value
+		}
+		gfx := strings.HasPrefix(text, "gfx")
+		switch {
+		case !cuda && !rocm:
+			c.warnf(tc.Value.place, "arch-unused", "remove it, or add cuda or rocm", "rows without a toolkit have no architectures")
+		case cuda && gfx:
+			c.errorf(tc.Value.place, "arch", "", "%s is for ROCm, and these rows have CUDA", tc.Value.Value)
+		case rocm && !gfx:
+			c.errorf(tc.Value.place, "arch", `write ROCm targets, such as "gfx90a;gfx942"`, "%s is for CUDA, and these rows have ROCm", tc.Value.Value)
+		}
 	}
 }
 

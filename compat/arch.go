@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kiln-build/kiln/internal/diag"
 )
 
 // A CC is the compute capability of a GPU, such as 8.6.
@@ -75,10 +77,17 @@ func (a Arch) compareTarget(b Arch) int {
 	return cmp.Or(a.CC().compare(b.CC()), cmp.Compare(a.Suffix, b.Suffix))
 }
 
-// embedded are the parts for cars, consoles and robots whose machine code is
-// exchangeable with no other GPU of the same major, in either direction, unless
-// the toolkit is 13.2 or newer; being older than that is the safe assumption.
-var embedded = map[CC]bool{{5, 3}: true, {6, 2}: true, {7, 2}: true, {8, 7}: true, {10, 1}: true, {11, 0}: true}
+// embedded says whether c is one of the parts for cars, consoles and robots whose
+// machine code is exchangeable with no other GPU of the same major, in either
+// direction. From CUDA 13.2 on, code for 7.0, 8.0 and 8.6 is good for them as
+// well; not relying on that is the safe assumption.
+func (c CC) embedded() bool {
+	switch c {
+	case CC{5, 3}, CC{6, 2}, CC{7, 2}, CC{8, 7}, CC{11, 0}:
+		return true
+	}
+	return false
+}
 
 // SASSRunsOn says whether the entry has machine code that runs on device: same
 // major and a minor not below the target's, but never between an embedded part
@@ -89,10 +98,10 @@ func (a Arch) SASSRunsOn(device CC) bool {
 	}
 	code := a.CC().canonical()
 	device = device.canonical()
-	if a.Suffix == "a" || embedded[code] || embedded[device] {
-		return code == device
+	if code.Major != device.Major || code.Minor > device.Minor {
+		return false
 	}
-	return code.Major == device.Major && code.Minor <= device.Minor
+	return code == device || a.Suffix != "a" && !code.embedded() && !device.embedded()
 }
 
 // PTXRunsOn says whether the entry has PTX that a driver can compile for device:
@@ -428,7 +437,7 @@ func badItem(item string) *ArchError {
 			continue
 		}
 		rest := item[n:]
-		switch c := nearest(rest, []string{"+PTX", "-real", "-virtual"}); {
+		switch c := diag.Suggest(rest, []string{"+PTX", "-real", "-virtual"}); {
 		case c != "":
 			e.Msg, e.Suggestion = fmt.Sprintf("has an unknown ending %q", clip(rest)), a.Target()+c
 		case rest[0] == '.':
@@ -454,7 +463,7 @@ func badItem(item string) *ArchError {
 			}
 		}
 		slices.Sort(names)
-		e.Suggestion = nearest(item, names)
+		e.Suggestion = diag.Suggest(item, names)
 	}
 	return e
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/kiln-build/kiln/internal/diag"
 )
 
 // A Combo is one row of a matrix as far as compatibility goes, all values as the
@@ -65,12 +67,12 @@ const (
 
 // A Finding is one thing to say about a [Combo].
 type Finding struct {
-	Rule     string   // stable id, one of the Rule constants
-	Severity Severity //
-	Axes     []string // the axes that contradict, most specific first: "torch", "cuda"
-	Archs    []string `json:",omitempty"` // the targets meant, for rules about archs
-	Message  string   // one line: both values, and what does exist
-	Fix      string   // one line: what to change, or ""
+	Rule     string   `json:"rule"`            // stable id, one of the Rule constants
+	Severity Severity `json:"severity"`        // written as its name
+	Axes     []string `json:"axes"`            // the axes that contradict, most specific first: "torch", "cuda"
+	Archs    []string `json:"archs,omitempty"` // the targets meant, for rules about archs
+	Message  string   `json:"message"`         // one line: both values, and what does exist
+	Fix      string   `json:"fix,omitempty"`   // one line: what to change, or ""
 }
 
 func (f Finding) String() string {
@@ -82,7 +84,7 @@ func (f Finding) String() string {
 }
 
 // memo remembers what a table was asked, so that a matrix of many rows costs one
-// look-up per row after the first of its kind. It stops growing when full.
+// look-up per row after the first of its kind. When full it starts afresh.
 type memo struct {
 	mu     sync.Mutex
 	combos map[Combo][]Finding
@@ -99,7 +101,7 @@ type archVal struct {
 	err  error
 }
 
-const memoLimit = 1 << 16
+const memoLimit = 1 << 17 // distinct combinations; a few hundred bytes each
 
 // Check says everything that speaks against a combination, worst first; nil
 // means that nothing does. Results are remembered, so asking about the same
@@ -117,12 +119,10 @@ func (t *Table) Check(c Combo) []Finding {
 	slices.SortStableFunc(k.out, func(a, b Finding) int { return int(b.Severity) - int(a.Severity) })
 	t.memo.mu.Lock()
 	defer t.memo.mu.Unlock()
-	if t.memo.combos == nil {
+	if t.memo.combos == nil || len(t.memo.combos) == memoLimit {
 		t.memo.combos = map[Combo][]Finding{}
 	}
-	if len(t.memo.combos) < memoLimit {
-		t.memo.combos[c] = k.out
-	}
+	t.memo.combos[c] = k.out
 	return slices.Clone(k.out)
 }
 
@@ -139,12 +139,10 @@ func (t *Table) archList(text, torch string) (ArchList, error) {
 		v.list, v.err = t.ArchList(text, torch)
 		t.memo.mu.Lock()
 		defer t.memo.mu.Unlock()
-		if t.memo.archs == nil {
+		if t.memo.archs == nil || len(t.memo.archs) == memoLimit {
 			t.memo.archs = map[archKey]archVal{}
 		}
-		if len(t.memo.archs) < memoLimit {
-			t.memo.archs[key] = v
-		}
+		t.memo.archs[key] = v
 	}
 	return v.list, v.err
 }
@@ -199,7 +197,7 @@ func (k *checker) checkOS() {
 	switch {
 	case !ok:
 		fix := "known: " + strings.Join(k.t.osNames, ", ")
-		if near := nearest(k.c.OS, k.t.osNames); near != "" {
+		if near := diag.Suggest(k.c.OS, k.t.osNames); near != "" {
 			fix = fmt.Sprintf("did you mean %s?", near)
 		}
 		k.add(Warning, RuleOSUnknown, []string{"os"}, fix, "os %q is not in the table, nothing about it was checked", clip(k.c.OS))
@@ -342,11 +340,11 @@ func (k *checker) torchBuild(rule, axis, name string, key release, written strin
 		k.add(Warning, rule, axes, "", "which %s builds torch %s has is not known", name, k.torch)
 		return
 	}
-	have := slices.SortedFunc(maps.Keys(builds), release.compare)
 	b := builds[key]
 	if b == nil {
-		// The row is contradicted if its own builds are known; the worst founded
-		// of them decides only when all are inferred.
+		have := slices.SortedFunc(maps.Keys(builds), release.compare)
+		// The row is contradicted as soon as one of its builds is better than
+		// inferred.
 		sev := Error
 		if k.torchRow.partial || !slices.ContainsFunc(have, func(r release) bool { return builds[r].conf != Inferred }) {
 			sev = Warning
@@ -613,11 +611,11 @@ func (k *checker) checkBuilder(l ArchList) {
 	unknown := b.unknown(l)
 	if len(unknown) > 0 {
 		fix := "drop " + strings.Join(unknown, " ")
-		for _, s := range k.t.torchSeries {
-			if r := k.t.torch[s]; r.builder != nil && s.compare(k.torch) > 0 && len(r.builder.unknown(l)) == 0 {
-				fix += ", or use torch " + s.String() + " or newer"
-				break
-			}
+		if i := slices.IndexFunc(k.t.torchSeries, func(s release) bool {
+			r := k.t.torch[s]
+			return r.builder != nil && s.compare(k.torch) > 0 && len(r.builder.unknown(l)) == 0
+		}); i >= 0 {
+			fix = fmt.Sprintf("%s, or use torch %s or newer", fix, k.t.torchSeries[i])
 		}
 		newest := b.archs.items[len(b.archs.items)-1]
 		k.add(against(b.conf), RuleArchBuilder, axes, fix, "the extension builder of torch %s does not know %s (its newest is %s)",
@@ -673,13 +671,10 @@ func (k *checker) checkReach(l ArchList) {
 			continue // cannot be made at all, see checkNVCC
 		}
 		used := func(d CC) bool {
-			if !torch.Covers(d) {
-				return false
-			}
 			if !a.SASS {
-				return a.PTXRunsOn(d)
+				return a.PTXRunsOn(d) && torch.Covers(d)
 			}
-			return a.SASSRunsOn(d) && !slices.ContainsFunc(l.items[i+1:], func(b Arch) bool {
+			return a.SASSRunsOn(d) && torch.Covers(d) && !slices.ContainsFunc(l.items[i+1:], func(b Arch) bool {
 				return b.CC() != a.CC() && b.SASSRunsOn(d)
 			})
 		}

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/diag"
 )
 
 // Format is the value of "format" in a table and in an override file.
@@ -257,7 +259,7 @@ func (p *parser) token() (json.Token, int, error) {
 		return tok, off, nil
 	}
 	msg := err.Error()
-	if syn := (*json.SyntaxError)(nil); errors.As(err, &syn) {
+	if syn, ok := errors.AsType[*json.SyntaxError](err); ok {
 		off = max(off, int(syn.Offset)-1)
 	} else if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		msg, off = "the file ends too early", len(p.src)
@@ -361,7 +363,7 @@ func (d *decoder) record(n *node, key string, known keys, required ...string) {
 		}
 		slices.Sort(names)
 		e := errorAt(*f.src, f.off, path, "unknown key %q", clip(f.key))
-		e.Suggestion = nearest(f.key, names)
+		e.Suggestion = diag.Suggest(f.key, names)
 		d.add(e)
 	}
 	for _, k := range required {

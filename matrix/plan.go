@@ -156,7 +156,7 @@ func (f *File) Plan(opts Options) *Plan {
 	p := &planner{
 		opts: opts, file: f, plan: &Plan{settings: map[string]origin{}},
 		ids: map[string]int{}, files: map[string]int{}, hits: map[*rule]int{},
-		findings: map[findingKey]int{}, rows: map[int]int{}, combos: map[compat.Combo][]compat.Finding{},
+		findings: map[findingKey]int{}, rows: map[int]int{},
 	}
 	p.inputs()
 	if opts.Select != nil {
@@ -191,7 +191,6 @@ type planner struct {
 
 	findings map[findingKey]int // → index into list
 	rows     map[int]int        // index into list → rows concerned
-	combos   map[compat.Combo][]compat.Finding
 }
 
 // findingKey makes one finding of what is said of many rows.
@@ -413,7 +412,9 @@ func (p *planner) add(row Row, from origin) {
 			return
 		}
 	}
-	findings := p.check(&row)
+	findings := p.opts.Compat.Check(compat.Combo{
+		OS: row.OS, Python: row.Python, CUDA: row.CUDA, ROCm: row.ROCm, Torch: row.Torch, Arch: row.Arch, Kind: row.Kind,
+	})
 	if p.opts.SkipIncompatible {
 		for _, f := range findings {
 			if f.Severity == compat.Error {
@@ -475,17 +476,6 @@ func severity(s compat.Severity) diag.Severity {
 		return diag.Warning
 	}
 	return diag.Note
-}
-
-// check asks the compatibility table once per combination.
-func (p *planner) check(row *Row) []compat.Finding {
-	combo := compat.Combo{OS: row.OS, Python: row.Python, CUDA: row.CUDA, ROCm: row.ROCm, Torch: row.Torch, Arch: row.Arch, Kind: row.Kind}
-	found, known := p.combos[combo]
-	if !known {
-		found = p.opts.Compat.Check(combo)
-		p.combos[combo] = found
-	}
-	return found
 }
 
 // finding reports something about a row. The same thing about many rows is one

@@ -3,9 +3,10 @@ package diag
 import "strings"
 
 // Suggest returns the known word that the given one was probably meant to be, or
-// "" if none is near enough. Case does not count as a difference.
+// "" if none is near enough: at most a third of the letters, and never more than
+// three, may differ. Case does not count as a difference.
 func Suggest(word string, known []string) string {
-	best, bestDistance := "", 1+max(1, len(word)/3)
+	best, bestDistance := "", 1+min(3, max(1, len(word)/3))
 	lower := strings.ToLower(word)
 	for _, k := range known {
 		// A long stranger can't win, and must not cost a table of its size.

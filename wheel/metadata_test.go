@@ -17,6 +17,24 @@ import (
 	"github.com/kiln-build/kiln/wheel"
 )
 
+// A build works with one minor version of torch only; its METADATA says so.
+func ExampleMetadata_SetRequiresDist() {
+	m, err := wheel.ParseMetadata([]byte("Metadata-Version: 2.1\nName: exllamav2\nVersion: 0.3.2\nRequires-Dist: torch>=2.2.0\nRequires-Dist: ninja\n"))
+	if err != nil {
+		panic(err)
+	}
+	if _, err := m.SetRequiresDist("torch", "==2.9.*"); err != nil {
+		panic(err)
+	}
+	os.Stdout.Write(m.Bytes())
+	// Output:
+	// Metadata-Version: 2.1
+	// Name: exllamav2
+	// Version: 0.3.2
+	// Requires-Dist: torch==2.9.*
+	// Requires-Dist: ninja
+}
+
 // metadataCase is a line of testdata/metadata/corpus.jsonl.
 type metadataCase struct {
 	Doc    string

@@ -148,8 +148,15 @@ func TestWheelInfo(t *testing.T) {
 		t.Errorf("unmodified:\n%s", diff)
 	}
 	info.Tags, info.Build, info.RootIsPurelib = info.Tags[:1], "", true
-	if diff := cmp.Diff("Wheel-Version: 1.0\nGenerator: setuptools (84.2.1)\nRoot-Is-Purelib: true\nX-Kept:  yes\nTag: cp312-cp312-linux_x86_64\n\n", bytesOf(info)); diff != "" {
+	if diff := cmp.Diff("Wheel-Version: 1.0\nGenerator: setuptools (84.2.1)\nRoot-Is-Purelib: true\nTag: cp312-cp312-linux_x86_64\nX-Kept:  yes\n\n", bytesOf(info)); diff != "" {
 		t.Errorf("modified:\n%s", diff)
+	}
+	const twice = "Wheel-Version: 1.0\nGenerator: meson\nRoot-Is-Purelib: false\nTag: py3-none-any\nGenerator: delocate 0.13.0\n"
+	if info, err = wheel.ParseWheelInfo([]byte(twice)); err != nil {
+		t.Fatal(err)
+	}
+	if info.Generator != "meson, delocate 0.13.0" || bytesOf(info) != twice {
+		t.Errorf("two generators: %q, %q", info.Generator, bytesOf(info))
 	}
 	made := &wheel.WheelInfo{Generator: "kiln", RootIsPurelib: true, Tags: want.Tags[1:], Build: "2"}
 	if diff := cmp.Diff("Wheel-Version: 1.0\nGenerator: kiln\nRoot-Is-Purelib: true\nTag: py2-none-any\nTag: py3-none-any\nBuild: 2\n\n", bytesOf(made)); diff != "" {

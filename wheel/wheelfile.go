@@ -17,7 +17,9 @@ type WheelInfo struct {
 	// WheelVersion is the version of the archive format. Empty means "1.0".
 	WheelVersion string
 
-	// Generator names the program that made the archive.
+	// Generator names the program that made the archive. Programs that change an
+	// archive may add themselves on a line of their own; the lines are joined by
+	// ", ".
 	Generator string
 
 	// RootIsPurelib says that the root of the archive is installed into purelib,
@@ -50,7 +52,7 @@ func parseWheelInfo(data []byte) (*WheelInfo, error) {
 		return nil, err
 	}
 	w := &WheelInfo{doc: doc}
-	for _, name := range []string{"Wheel-Version", "Generator", "Root-Is-Purelib", "Build"} {
+	for _, name := range []string{"Wheel-Version", "Root-Is-Purelib", "Build"} {
 		if n := len(doc.All(name)); n > 1 {
 			return nil, fmt.Errorf("parse WHEEL: %s given %d times", name, n)
 		}
@@ -59,7 +61,7 @@ func parseWheelInfo(data []byte) (*WheelInfo, error) {
 	if err := checkWheelVersion(w.WheelVersion); err != nil {
 		return nil, fmt.Errorf("parse WHEEL: %w", err)
 	}
-	w.Generator = strings.TrimSpace(doc.Get("Generator"))
+	w.Generator = unfold(strings.Join(doc.All("Generator"), ", "))
 	w.Build = strings.TrimSpace(doc.Get("Build"))
 	switch pure := strings.TrimSpace(doc.Get("Root-Is-Purelib")); strings.ToLower(pure) {
 	case "true":
@@ -126,11 +128,15 @@ func (w *WheelInfo) Bytes() ([]byte, error) {
 	set(w.Generator != was.Generator, "Generator", w.Generator)
 	set(w.doc == nil || w.RootIsPurelib != was.RootIsPurelib, "Root-Is-Purelib", fmt.Sprint(w.RootIsPurelib))
 	if !slices.Equal(w.Tags, was.Tags) {
-		doc.Remove("Tag")
+		if len(w.Tags) == 0 {
+			doc.Remove("Tag")
+		}
+		write := doc.Set // the first in place of the old ones, the others after it
 		for _, tag := range w.Tags {
 			if err == nil {
-				err = doc.Add("Tag", tag.String())
+				err = write("Tag", tag.String())
 			}
+			write = doc.Add
 		}
 	}
 	set(w.Build != was.Build, "Build", w.Build)

@@ -11,7 +11,7 @@ import (
 
 // archErrors reports every mistake in an architecture list at its own column.
 func (c *checker) archErrors(text string, at place, err error) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // each part is looked at below
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
 			c.archErrors(text, at, e)
 		}

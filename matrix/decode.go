@@ -99,8 +99,7 @@ func (d *decoder) errorf(n *yaml.Node, rule, hint, format string, args ...any) {
 // syntaxError turns an error of the YAML library into a diagnostic.
 func (d *decoder) syntaxError(err error) {
 	out := diag.Diagnostic{Rule: "yaml", Pos: diag.Pos{File: d.file}, Message: err.Error()}
-	var le *yaml.LoadError
-	if errors.As(err, &le) {
+	if le, ok := errors.AsType[*yaml.LoadError](err); ok {
 		out.Message = le.Message
 		if le.ContextMsg != "" {
 			out.Message += " " + le.ContextMsg
@@ -202,7 +201,7 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 			d.errorf(n, "missing-key", "", "the key %q is missing", name)
 		}
 	}
-	if p, ok := v.Addr().Interface().(interface{ setPlace(place) }); ok {
+	if p, ok := reflect.TypeAssert[interface{ setPlace(place) }](v.Addr()); ok {
 		p.setPlace(d.place(n))
 	}
 }
@@ -288,33 +287,53 @@ func (d *decoder) mapping(n *yaml.Node) iter.Seq2[*yaml.Node, *yaml.Node] {
 			}
 		}
 		// Keys of the map itself win over merged ones, wherever `<<` stands.
-		for i := 0; i+1 < len(n.Content); i += 2 {
-			if n.Content[i].Tag != "!!merge" {
+		d.merged(n, 0, func(key, value *yaml.Node) bool {
+			if first[key.Value] != nil {
+				return true
+			}
+			first[key.Value] = key
+			return yield(key, value)
+		})
+	}
+}
+
+// merged yields the keys and values of the maps that a map merges, nearest first. It
+// reports whether to go on.
+func (d *decoder) merged(n *yaml.Node, depth int, yield func(k, v *yaml.Node) bool) bool {
+	if depth > maxDepth {
+		d.errorf(n, "yaml", "", "maps are merged more than %d levels deep", maxDepth)
+		d.stopped = true
+		return false
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Tag != "!!merge" {
+			continue
+		}
+		sources := []*yaml.Node{d.resolve(n.Content[i+1])}
+		if sources[0].Kind == yaml.SequenceNode {
+			sources = sources[0].Content
+		}
+		for _, source := range sources {
+			source = d.resolve(source)
+			if source.Kind != yaml.MappingNode {
+				d.errorf(source, "type", "", "want a map to merge, got %s", nodeNoun(source))
 				continue
 			}
-			sources := []*yaml.Node{d.resolve(n.Content[i+1])}
-			if sources[0].Kind == yaml.SequenceNode {
-				sources = sources[0].Content
+			for j := 0; j+1 < len(source.Content); j += 2 {
+				key := d.resolve(source.Content[j])
+				if d.values++; d.values > maxValues {
+					return false
+				}
+				if key.Kind == yaml.ScalarNode && key.Tag != "!!merge" && !yield(key, source.Content[j+1]) {
+					return false
+				}
 			}
-			for _, source := range sources {
-				source = d.resolve(source)
-				if source.Kind != yaml.MappingNode {
-					d.errorf(source, "type", "", "want a map to merge, got %s", nodeNoun(source))
-					continue
-				}
-				for j := 0; j+1 < len(source.Content); j += 2 {
-					key := d.resolve(source.Content[j])
-					if key.Kind != yaml.ScalarNode || first[key.Value] != nil {
-						continue
-					}
-					first[key.Value] = key
-					if !yield(key, source.Content[j+1]) {
-						return
-					}
-				}
+			if !d.merged(source, depth+1, yield) {
+				return false
 			}
 		}
 	}
+	return true
 }
 
 // place returns the position of a node and how far its value reaches.

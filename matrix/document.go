@@ -21,9 +21,9 @@ type Document struct {
 
 // Package is one entry of `packages`.
 //
-// With `versions` and nothing else it is the base form: every version is built for
-// every Python and every CUDA version of the run (`--python`, `--cuda`). With
-// `matrix` the package says for itself which rows exist.
+// Without `matrix` and `include` it is in the base form: every version is built for
+// every Python and every CUDA version of the run (`--python`, `--cuda`). With them
+// the package says for itself which rows exist.
 type Package struct {
 	// Exact versions to build (PEP 440). Quote them: an unquoted `2.10` is a
 	// number in YAML and would read as 2.1.
@@ -338,7 +338,7 @@ type Match struct {
 	// Pattern for the kind of row.
 	//
 	//	kind: sdist
-	Kind OneOrMany[Text] `json:"kind,omitempty"`
+	Kind OneOrMany[Text] `json:"kind,omitempty" list:"nonempty"`
 	// Pattern for the package version.
 	//
 	//	version: "<2.8"

@@ -385,6 +385,9 @@ func (c *checker) versionFrom(p *pkg) {
 	if !p.spec.Source.Path.IsSet() {
 		c.errorf(from.File.place, "version-from", "add source: {path: …}, or give versions", "version_from needs a source on this machine, because planning fetches nothing")
 	}
+	if from.File.Value == "" {
+		c.errorf(from.File.place, "version-from", "", "the file name is empty")
+	}
 	if file := filepath.ToSlash(filepath.Clean(from.File.Value)); filepath.IsAbs(from.File.Value) || file == ".." || strings.HasPrefix(file, "../") {
 		c.errorf(from.File.place, "version-from", "", "%q is not inside the source", from.File.Value)
 	}
@@ -655,6 +658,9 @@ func (c *checker) rules(p *pkg, matches []Match) []*rule {
 			if !slices.Contains(p.customAxes, a.Key.Value) {
 				c.errorf(a.Key.place, "axis", "", "the package has no axis %q%s", a.Key.Value, diag.DidYouMean(a.Key.Value, p.customAxes))
 			}
+			if len(a.Value) == 0 {
+				c.errorf(a.Key.place, "empty-list", "name at least one value, or leave the key out", "the list %q is empty", a.Key.Value)
+			}
 			key(a.Key.Value, a.Value)
 		}
 		if len(r.keys) == 0 {
@@ -807,6 +813,10 @@ func (c *checker) archText(p *pkg, v Version) {
 
 func (c *checker) archList(text string, at place) {
 	var err error
+	if strings.TrimSpace(text) == "" {
+		c.errorf(at, "arch", "leave arch out for the default", "the architecture list is empty")
+		return
+	}
 	if strings.HasPrefix(text, "gfx") {
 		_, err = compat.ParseGfxList(text)
 	} else {

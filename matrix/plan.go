@@ -102,8 +102,8 @@ func (o origin) value(name string) Text {
 		return Text{}
 	}
 	n := o.n
-	for d := len(o.group.dims) - 1; d >= 0; d-- {
-		if slices.Contains(o.group.dims[d], i) {
+	for d, axes := range slices.Backward(o.group.dims) {
+		if slices.Contains(axes, i) {
 			return o.group.axes[i].values[n%o.group.sizes[d]]
 		}
 		n /= o.group.sizes[d]

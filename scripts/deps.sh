@@ -44,8 +44,14 @@ install() {
     exit 1
   fi
   say "apt-get install $*"
-  "${as_root[@]}" apt-get -qq update
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "$@" >&2
+  if ! {
+    "${as_root[@]}" apt-get -q update &&
+      "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install "$@"
+  } >.cache/deps-apt.log 2>&1; then
+    tail -n 20 .cache/deps-apt.log >&2
+    say "apt-get did not install $*; its whole output is in .cache/deps-apt.log"
+    exit 1
+  fi
 }
 
 mkdir -p .cache

@@ -145,12 +145,12 @@ func Open(path string) (*Reader, error) {
 		err = fmt.Errorf("open wheel %s: not a regular file", path)
 	}
 	if err != nil {
-		f.Close()
+		_ = f.Close() // the error at hand matters more
 		return nil, err
 	}
 	r, err := NewReader(f, info.Size(), filepath.Base(path), Limits{})
 	if err != nil {
-		f.Close()
+		_ = f.Close() // the error at hand matters more
 		return nil, err
 	}
 	r.closer = f
@@ -327,7 +327,7 @@ func (r *Reader) Record() (*Record, error) {
 		return nil, err
 	}
 	rec, err := readRecord(m, r.limits.Record, r.limits.Entries)
-	if m.err != nil && m.err != io.EOF { // the cause, if the parser saw only the consequence
+	if m.err != nil && !errors.Is(m.err, io.EOF) { // the cause, if the parser saw only the consequence
 		err = m.err
 	}
 	return rec, r.wrap(err)

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,7 +84,7 @@ func makeWheel(t testing.TB, o wheelOptions) madeWheel {
 	if o.files == nil {
 		o.files = []file{{name: "demo/__init__.py", content: "answer = 42\n"}}
 	}
-	files := append(o.files[:len(o.files):len(o.files)],
+	files := append(slices.Clip(o.files),
 		file{name: distInfo + "/METADATA", content: o.metadata, deflate: true},
 		file{name: distInfo + "/WHEEL", content: o.info})
 	var members []zipMember
@@ -265,7 +266,7 @@ func makeZip(members []zipMember, c zipContainer) []byte {
 func deflate(content []byte) []byte {
 	var b bytes.Buffer
 	w, _ := flate.NewWriter(&b, flate.DefaultCompression)
-	w.Write(content)
+	_, _ = w.Write(content)
 	w.Close()
 	return b.Bytes()
 }
@@ -276,8 +277,8 @@ func deflatedZeros(n int) ([]byte, uint32) {
 	chunk := make([]byte, 1<<20)
 	var b bytes.Buffer
 	w, _ := flate.NewWriter(&b, flate.BestCompression)
-	w.Write(chunk)
-	w.Flush() // the stream is at a byte boundary and can be repeated
+	_, _ = w.Write(chunk)
+	_ = w.Flush() // the stream is at a byte boundary and can be repeated
 	once := bytes.Clone(b.Bytes())
 	b.Reset()
 	w.Reset(&b)

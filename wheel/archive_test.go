@@ -198,8 +198,10 @@ func hostileArchives() []hostile {
 		{"long ZIP64 record", "", "malformed ZIP64 end record", inContainer(zipContainer{zip64: true, end64: put32(4, 60)})},
 		{"records disagree about entries", "", "disagree", inContainer(zipContainer{zip64: true, end64: func(b []byte) { copy(b[24:], u64(3, 3)) }})},
 		{"records disagree about the offset", "", "disagree", inContainer(zipContainer{zip64: true, end64: func(b []byte) { copy(b[48:], u64(0)) }})},
-		{"impossible number of entries", "", "18446744073709551615 entries", inContainer(zipContainer{zip64: true, end: func(b []byte) { put32(8, 0xffffffff)(b) },
-			end64: func(b []byte) { copy(b[24:], u64(1<<64-1, 1<<64-1)) }})},
+		{"impossible number of entries", "", "18446744073709551615 entries", inContainer(zipContainer{
+			zip64: true, end: func(b []byte) { put32(8, 0xffffffff)(b) },
+			end64: func(b []byte) { copy(b[24:], u64(1<<64-1, 1<<64-1)) },
+		})},
 		{"impossible offset", "", "reaches over", inContainer(zipContainer{zip64: true, end: put32(16, 0xffffffff), end64: func(b []byte) { copy(b[48:], u64(1<<64-10)) }})},
 		{"ZIP64 record without its locator", "", "several end records", inContainer(zipContainer{beforeEnd: append([]byte("PK\x06\x06"), make([]byte, 52)...)})},
 		{"ZIP64 field twice", demoFile, "duplicate ZIP64", first(func(m *zipMember) {
@@ -551,8 +553,7 @@ func TestLimits(t *testing.T) {
 		"info": {Info: 10}, "record": {Record: 10}, "ratio": {Inflated: 100, Ratio: 2},
 	} {
 		_, err := wheel.NewReader(bytes.NewReader(w.data), int64(len(w.data)), w.name, limits)
-		var format *wheel.FormatError
-		if !errors.As(err, &format) {
+		if _, ok := errors.AsType[*wheel.FormatError](err); !ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -585,11 +586,19 @@ func TestCheck(t *testing.T) {
 		{"another spelling", wheelOptions{metadata: "Metadata-Version: 2.1\nName: DEMO\nVersion: 1.0.0\n"}, "", nil},
 		{"no dist-info", wheelOptions{entries: func(m []zipMember) []zipMember { return m[:1] }}, "", only(wheel.KindDistInfo, "")},
 		{"second dist-info", wheelOptions{files: []file{{name: "evil-9.dist-info/METADATA", content: "x"}}}, "", only(wheel.KindDistInfo, "evil-9.dist-info")},
-		{"two that match", wheelOptions{files: []file{{name: "Demo-1.0.dist-info/METADATA", content: "x"}}}, "",
-			problems{{Kind: wheel.KindDistInfo, Path: "Demo-1.0.dist-info"}, {Kind: wheel.KindDistInfo, Path: "demo-1.0.dist-info"}, {Kind: wheel.KindClash, Path: demoMetadata}}},
+		{
+			"two that match",
+			wheelOptions{files: []file{{name: "Demo-1.0.dist-info/METADATA", content: "x"}}},
+			"",
+			problems{{Kind: wheel.KindDistInfo, Path: "Demo-1.0.dist-info"}, {Kind: wheel.KindDistInfo, Path: "demo-1.0.dist-info"}, {Kind: wheel.KindClash, Path: demoMetadata}},
+		},
 		{"no METADATA", wheelOptions{entries: drop(demoMetadata)}, "", problems{{Kind: wheel.KindMissing, Path: demoMetadata}, {Kind: wheel.KindRecord, Path: demoMetadata}}},
-		{"no WHEEL", wheelOptions{entries: drop("demo-1.0.dist-info/WHEEL")}, "",
-			problems{{Kind: wheel.KindMissing, Path: "demo-1.0.dist-info/WHEEL"}, {Kind: wheel.KindRecord, Path: "demo-1.0.dist-info/WHEEL"}}},
+		{
+			"no WHEEL",
+			wheelOptions{entries: drop("demo-1.0.dist-info/WHEEL")},
+			"",
+			problems{{Kind: wheel.KindMissing, Path: "demo-1.0.dist-info/WHEEL"}, {Kind: wheel.KindRecord, Path: "demo-1.0.dist-info/WHEEL"}},
+		},
 		{"no RECORD", wheelOptions{entries: drop(demoRecord)}, "", only(wheel.KindMissing, demoRecord)},
 		{"renamed to a label", wheelOptions{}, "demo-1.0+cu128-py3-none-any.whl", problems{{Kind: wheel.KindLocal, Path: "demo-1.0.dist-info"}, {Kind: wheel.KindLocal, Path: demoMetadata}}},
 		{"renamed to a version", wheelOptions{}, "demo-1.1-py3-none-any.whl", problems{{Kind: wheel.KindVersion, Path: "demo-1.0.dist-info"}, {Kind: wheel.KindVersion, Path: demoMetadata}}},
@@ -612,11 +621,15 @@ func TestCheck(t *testing.T) {
 		{"wrong size", wheelOptions{record: func(r []string) []string { r[0] = strings.TrimSuffix(r[0], ",12") + ",13"; return r }}, "", only(wheel.KindDigest, demoFile)},
 		{"no size", wheelOptions{record: func(r []string) []string { r[0] = strings.TrimSuffix(r[0], ",12") + ","; return r }}, "", nil},
 		{"RECORD not in itself", wheelOptions{record: func(r []string) []string { return r[:len(r)-1] }}, "", nil},
-		{"RECORD with a hash of itself", wheelOptions{record: func(r []string) []string {
-			r[len(r)-1] = strings.TrimSuffix(recordRow(demoRecord, ""), ",0") + ","
-			return r
-		}}, "",
-			problems{{Kind: wheel.KindRecord, Path: demoRecord}, {Kind: wheel.KindDigest, Path: demoRecord}}},
+		{
+			"RECORD with a hash of itself",
+			wheelOptions{record: func(r []string) []string {
+				r[len(r)-1] = strings.TrimSuffix(recordRow(demoRecord, ""), ",0") + ","
+				return r
+			}},
+			"",
+			problems{{Kind: wheel.KindRecord, Path: demoRecord}, {Kind: wheel.KindDigest, Path: demoRecord}},
+		},
 		{"data of another version", wheelOptions{files: []file{{name: "demo-2.0.data/data/x"}}}, "", only(wheel.KindVersion, "demo-2.0.data")},
 		{"data of another project", wheelOptions{files: []file{{name: "evil-1.0.data/data/x"}}}, "", only(wheel.KindName, "evil-1.0.data")},
 		{"two data folders", wheelOptions{files: []file{{name: "demo-1.0.data/data/x"}, {name: "Demo-1.0.data/data/y"}}}, "", only(wheel.KindData, "Demo-1.0.data")},

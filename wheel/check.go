@@ -16,6 +16,7 @@ import (
 // A Kind says what is wrong with a wheel. The text is stable and may be stored.
 type Kind string
 
+// The kinds of problems.
 const (
 	KindMissing  Kind = "missing"   // a member every wheel must have is not there
 	KindDistInfo Kind = "dist-info" // none or several .dist-info folders

@@ -297,8 +297,8 @@ func (m *Metadata) Add(name, value string) error {
 		return err
 	}
 	at := len(m.fields)
-	for i := len(m.fields) - 1; i >= 0; i-- {
-		if strings.EqualFold(m.fields[i].Name, name) {
+	for i, v := range slices.Backward(m.fields) {
+		if strings.EqualFold(v.Name, name) {
 			at = i + 1
 			break
 		}

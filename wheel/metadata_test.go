@@ -26,7 +26,7 @@ func ExampleMetadata_SetRequiresDist() {
 	if _, err := m.SetRequiresDist("torch", "==2.9.*"); err != nil {
 		panic(err)
 	}
-	os.Stdout.Write(m.Bytes())
+	_, _ = os.Stdout.Write(m.Bytes())
 	// Output:
 	// Metadata-Version: 2.1
 	// Name: exllamav2
@@ -182,8 +182,10 @@ func TestMetadataEdit(t *testing.T) {
 	}{
 		{"set", doc, strings.Replace(doc, "Version:1.0\n", "Version: 2.0+cu128\n", 1), func(m *wheel.Metadata) error { return m.Set("Version", "2.0+cu128") }},
 		{"set to the same", doc, doc, func(m *wheel.Metadata) error { return m.Set("version", "1.0") }},
-		{"set a repeated field", doc, strings.Replace(strings.Replace(doc, ": a\n", ": c\n", 1), "Classifier: b\n", "", 1),
-			func(m *wheel.Metadata) error { return m.Set("Classifier", "c") }},
+		{
+			"set a repeated field", doc, strings.Replace(strings.Replace(doc, ": a\n", ": c\n", 1), "Classifier: b\n", "", 1),
+			func(m *wheel.Metadata) error { return m.Set("Classifier", "c") },
+		},
 		{"set a new field", doc, strings.Replace(doc, ": b\n", ": b\nY: 1\n", 1), func(m *wheel.Metadata) error { return m.Set("Y", "1") }},
 		{"add after the last of its name", doc, strings.Replace(doc, "kept\n   as it is\n", "kept\n   as it is\nx: 2\n", 1), func(m *wheel.Metadata) error { return m.Add("x", "2") }},
 		{"add lines", doc, strings.Replace(doc, ": b\n", ": b\nLicense: MIT\n  x\n", 1), func(m *wheel.Metadata) error { return m.Add("License", "MIT\n  x") }},
@@ -208,8 +210,18 @@ func TestMetadataEdit(t *testing.T) {
 		}
 	}
 	for _, bad := range [][2]string{
-		{"", "x"}, {"A B", "x"}, {"A:", "x"}, {"Ä", "x"}, {"A\n", "x"},
-		{"A", "x\ny"}, {"A", "x\n"}, {"A", "x\r\n y"}, {"A", " x"}, {"A", "\n x"}, {"A", "\xff"}, {"A", "x\n\n y"},
+		{"", "x"},
+		{"A B", "x"},
+		{"A:", "x"},
+		{"Ä", "x"},
+		{"A\n", "x"},
+		{"A", "x\ny"},
+		{"A", "x\n"},
+		{"A", "x\r\n y"},
+		{"A", " x"},
+		{"A", "\n x"},
+		{"A", "\xff"},
+		{"A", "x\n\n y"},
 	} {
 		m := mustMetadata(t, doc)
 		if err := m.Set(bad[0], bad[1]); err == nil {

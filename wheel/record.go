@@ -68,7 +68,7 @@ func readRecord(r io.Reader, maxSize int64, maxEntries int) (*Record, error) {
 		if limited.N <= 0 {
 			return nil, fmt.Errorf("parse RECORD: longer than %d bytes", maxSize)
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return rec, nil
 		}
 		if err != nil {
@@ -212,7 +212,7 @@ func (c *csvReader) row() ([]string, error) {
 	)
 	for length := 0; ; length++ {
 		b, err := c.r.ReadByte()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			switch {
 			case state == quoted:
 				return nil, errors.New("quoted field without an end")

@@ -37,8 +37,10 @@ func TestParseRequirement(t *testing.T) {
 		{
 			`nvidia-cublas-cu12==12.8.4.1; platform_system == "Linux" and (platform_machine == "x86_64" or 'a' not in extra)`,
 			`nvidia-cublas-cu12==12.8.4.1; platform_system == "Linux" and (platform_machine == "x86_64" or 'a' not in extra)`,
-			wheel.Requirement{Name: "nvidia-cublas-cu12", RawName: "nvidia-cublas-cu12", Specifier: mustSpecifiers(t, "==12.8.4.1"),
-				Marker: `platform_system == "Linux" and (platform_machine == "x86_64" or 'a' not in extra)`},
+			wheel.Requirement{
+				Name: "nvidia-cublas-cu12", RawName: "nvidia-cublas-cu12", Specifier: mustSpecifiers(t, "==12.8.4.1"),
+				Marker: `platform_system == "Linux" and (platform_machine == "x86_64" or 'a' not in extra)`,
+			},
 		},
 		{"numpy", "numpy", wheel.Requirement{Name: "numpy", RawName: "numpy"}},
 	} {

@@ -12,6 +12,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -313,9 +314,7 @@ func (p *rewritePlan) planDistInfo(opts RewriteOptions) (map[string][]byte, erro
 // planMembers lists the members of the new wheel in their order.
 func (p *rewritePlan) planMembers(replaced map[string][]byte) error {
 	left := make(map[string][]byte, len(replaced))
-	for name, content := range replaced {
-		left[name] = content
-	}
+	maps.Copy(left, replaced)
 	for i := range p.src.entries {
 		e := &p.src.entries[i]
 		if e.isFolder() || recordExempt(p.src.distInfo, e.name) {
@@ -523,7 +522,7 @@ func writeFile(path string, fill func(*os.File) error) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			tmp.Close()
+			_ = tmp.Close() // the error at hand matters more
 			os.Remove(tmp.Name())
 		}
 	}()

@@ -469,8 +469,7 @@ func FuzzArchive(f *testing.F) {
 		limits := wheel.Limits{Inflated: 1 << 20} // keeps the fuzzer fast
 		r, err := wheel.NewReader(bytes.NewReader(data), int64(len(data)), name, limits)
 		if err != nil {
-			var format *wheel.FormatError
-			if !errors.As(err, &format) {
+			if _, ok := errors.AsType[*wheel.FormatError](err); !ok {
 				t.Fatalf("not a FormatError: %v", err)
 			}
 			return

@@ -50,9 +50,14 @@ type marker struct {
 
 var (
 	preMarkers = []marker{
-		{"alpha", preAlpha}, {"a", preAlpha},
-		{"beta", preBeta}, {"b", preBeta},
-		{"preview", preCandidate}, {"pre", preCandidate}, {"rc", preCandidate}, {"c", preCandidate},
+		{"alpha", preAlpha},
+		{"a", preAlpha},
+		{"beta", preBeta},
+		{"b", preBeta},
+		{"preview", preCandidate},
+		{"pre", preCandidate},
+		{"rc", preCandidate},
+		{"c", preCandidate},
 	}
 	postMarkers = []marker{{text: "post"}, {text: "rev"}, {text: "r"}}
 	devMarkers  = []marker{{text: "dev"}}

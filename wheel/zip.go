@@ -668,9 +668,9 @@ func (m *memberReader) Read(p []byte) (int, error) {
 func (m *memberReader) finish(err error) error {
 	var corrupt flate.CorruptInputError
 	switch {
-	case errors.As(err, &corrupt), err == io.ErrUnexpectedEOF:
+	case errors.As(err, &corrupt), errors.Is(err, io.ErrUnexpectedEOF):
 		return refuse(m.e.name, "corrupt deflate data")
-	case err != io.EOF:
+	case !errors.Is(err, io.EOF):
 		return &memberError{m.e.name, err}
 	case m.left != 0:
 		return refuse(m.e.name, "inflates to %d of the announced %d bytes", m.e.size-m.left, m.e.size)

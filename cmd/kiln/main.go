@@ -32,10 +32,8 @@ func main() {
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	app := &app{
-		stdin: stdin, stdout: stdout, stderr: stderr,
-		out: ui.Detect(stdout, os.Getenv("NO_COLOR")), err: ui.Detect(stderr, os.Getenv("NO_COLOR")),
-	}
+	color := os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	app := &app{stdin: stdin, stdout: stdout, stderr: stderr, out: ui.Detect(stdout, color), err: ui.Detect(stderr, color)}
 	cmd := app.command()
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)

@@ -306,8 +306,11 @@ func (a *app) printPlan(p *planned) error {
 			name   string
 			counts map[string]int
 		}{
-			{"package", plan.Counts("package")}, {"os", plan.Counts("os")}, {"toolkit", plan.CountedToolkits()},
-			{"torch", plan.Counts("torch")}, {"python", plan.Counts("python")},
+			{"package", plan.Counts("package")},
+			{"os", plan.Counts("os")},
+			{"toolkit", plan.CountedToolkits()},
+			{"torch", plan.Counts("torch")},
+			{"python", plan.Counts("python")},
 		} {
 			if c.name == "package" && len(c.counts) == 1 {
 				continue

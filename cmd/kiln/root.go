@@ -69,7 +69,7 @@ func (a *app) setLog(name string) error {
 		return fmt.Errorf("--log-level %q: use debug, info, warn or error", name)
 	}
 	if a.err.Color {
-		a.log = slog.New(tint.NewHandler(a.stderr, &tint.Options{Level: level}))
+		a.log = slog.New(tint.NewTextHandler(a.stderr, &tint.Options{Level: level}))
 	} else {
 		a.log = slog.New(slog.NewJSONHandler(a.stderr, &slog.HandlerOptions{Level: level}))
 	}

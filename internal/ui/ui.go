@@ -17,13 +17,13 @@ import (
 type Terminal struct {
 	// Width in columns, 0 if the output is not a terminal: then nothing is cut.
 	Width int
-	// Color is true on a terminal, unless the user set NO_COLOR.
+	// Color is true on a terminal whose user has not turned colours off.
 	Color bool
 }
 
-// Detect looks at an output. noColor is the value of NO_COLOR: anything but an empty
-// text turns colours off.
-func Detect(w io.Writer, noColor string) Terminal {
+// Detect looks at an output. Its width is always found out; color says whether the
+// user's environment allows colours.
+func Detect(w io.Writer, color bool) Terminal {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return Terminal{}
@@ -32,7 +32,7 @@ func Detect(w io.Writer, noColor string) Terminal {
 	if err != nil {
 		width = 80
 	}
-	return Terminal{Width: width, Color: noColor == "" && os.Getenv("TERM") != "dumb"}
+	return Terminal{Width: width, Color: color}
 }
 
 // Table collects rows of cells and writes them in columns.

@@ -49,7 +49,7 @@ func TestWords(t *testing.T) {
 }
 
 func TestDetectFile(t *testing.T) {
-	if got := ui.Detect(&strings.Builder{}, ""); got != (ui.Terminal{}) {
+	if got := ui.Detect(&strings.Builder{}, true); got != (ui.Terminal{}) {
 		t.Errorf("a buffer is %+v", got)
 	}
 }

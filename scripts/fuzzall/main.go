@@ -164,7 +164,7 @@ func (r result) state() string {
 func fuzz(ctx context.Context, t target, length time.Duration) result {
 	workers := max(1, runtime.GOMAXPROCS(0)/atOnce)
 	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-fuzz", "^"+t.name+"$",
-		"-fuzztime", length.String(), "-parallel", strconv.Itoa(workers), t.pkg)
+		"-fuzztime", length.String(), "-fuzzminimizetime", "20x", "-parallel", strconv.Itoa(workers), t.pkg)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // go ends its workers
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.CombinedOutput()

@@ -1,0 +1,3 @@
+"""The version of the demo."""
+
+__version__ = "0.3.2"

@@ -7,6 +7,7 @@ import (
 	"io"
 	"iter"
 	"reflect"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -27,18 +28,29 @@ const (
 // decode reads the YAML of packages.yml into a Document. It reports every mistake
 // that can be seen without knowing what the values mean.
 func decode(name string, text []byte) (*Document, diag.List) {
-	d := &decoder{file: name}
+	d := &decoder{file: name, text: text}
 	if len(text) > maxFileBytes {
 		d.list.Add(diag.Diagnostic{Rule: "yaml", Pos: diag.Pos{File: name}, Message: fmt.Sprintf("file is larger than %d MiB", maxFileBytes>>20)})
 		return nil, d.list
 	}
 	if i := invalidUTF8(text); i >= 0 {
-		line := 1 + bytes.Count(text[:i], []byte("\n"))
-		column := 1 + utf8.RuneCount(text[bytes.LastIndexByte(text[:i], '\n')+1:i])
+		message := "the file is not UTF-8 text"
+		if bytes.HasPrefix(text, []byte("\xff\xfe")) || bytes.HasPrefix(text, []byte("\xfe\xff")) {
+			message = "the file is UTF-16 text"
+		}
+		d.list.Add(diag.Diagnostic{Rule: "yaml", Pos: d.offset(i), Message: message, Hint: "save it as UTF-8"})
+		return nil, d.list
+	}
+	if i := strangeCharacter(text); i >= 0 {
+		r, _ := utf8.DecodeRune(text[i:])
 		d.list.Add(diag.Diagnostic{
-			Rule: "yaml", Pos: diag.Pos{File: name, Line: line, Column: column},
-			Message: "the file is not UTF-8 text", Hint: "save it as UTF-8",
+			Rule: "yaml", Pos: d.offset(i), Hint: "remove it",
+			Message: fmt.Sprintf("the invisible character %U does not belong in a file like this", r),
 		})
+		return nil, d.list
+	}
+	if i := conflictMarker(text); i >= 0 {
+		d.list.Add(diag.Diagnostic{Rule: "yaml", Pos: d.offset(i), Width: 7, Message: "the file has an unresolved merge conflict"})
 		return nil, d.list
 	}
 	loader := yaml.NewDecoder(bytes.NewReader(text))
@@ -84,6 +96,8 @@ func load(loader *yaml.Decoder, n *yaml.Node) (err error) {
 
 type decoder struct {
 	file   string
+	text   []byte
+	lines  []string // of text
 	list   diag.List
 	values int
 	depth  int
@@ -104,18 +118,70 @@ func (d *decoder) syntaxError(err error) {
 		if le.ContextMsg != "" {
 			out.Message += " " + le.ContextMsg
 		}
-		out.Pos.Line, out.Pos.Column = le.Mark.Line, le.Mark.Column
+		out.Pos = d.inside(le.Mark.Line, le.Mark.Column)
 		if le.ContextMark.Line > 0 && le.ContextMark.Line != le.Mark.Line {
-			// The opening bracket or quote is where the mistake is.
-			out.Related = []diag.Related{{
-				Pos: diag.Pos{File: d.file, Line: le.ContextMark.Line, Column: le.ContextMark.Column}, Message: "it began here",
-			}}
+			out.Related = []diag.Related{{Pos: d.inside(le.ContextMark.Line, le.ContextMark.Column), Message: "it began here"}}
 		}
-		if strings.Contains(le.Message, "cannot start any token") {
-			out.Hint = "indent with spaces, not tabs, and quote texts that begin with a special character"
-		}
+		d.explainSyntax(&out, le)
 	}
 	d.list.Add(out)
+}
+
+// explainSyntax puts the commonest syntax errors into the words of the person who made
+// them.
+func (d *decoder) explainSyntax(out *diag.Diagnostic, le *yaml.LoadError) {
+	rest := d.from(out.Pos)
+	switch {
+	case strings.Contains(le.Message, "cannot start any token") && strings.HasPrefix(rest, "\t"):
+		out.Message, out.Hint = "a tab in the indentation", "indent with spaces"
+	case strings.Contains(le.Message, "cannot start any token") && rest != "":
+		first, _ := utf8.DecodeRuneInString(rest)
+		out.Message, out.Hint = fmt.Sprintf("a text cannot begin with %c", first), "put it in quotes"
+	case strings.Contains(le.ContextMsg, "block scalar"):
+		out.Hint = `quote a text that begins with > or |, such as ">=3.13"`
+	case strings.Contains(le.Message, "unknown anchor"):
+		out.Hint = "quote a text that begins with *, or define the anchor with & before its use"
+	case strings.Contains(le.Message, "mapping values are not allowed"):
+		out.Hint = `quote a text with ": " in it, or look for a missing colon or wrong indentation on the line above`
+	case strings.Contains(le.Message, "did not find expected key"):
+		out.Message, out.Hint = "the indentation fits no map above", "keys of one map begin in the same column"
+	case strings.Contains(le.Message, "end of stream") && strings.Contains(le.ContextMsg, "quoted scalar"):
+		out.Message, out.Related = "the quote is not closed", nil
+		out.Pos = d.inside(le.ContextMark.Line, le.ContextMark.Column)
+	}
+}
+
+// offset returns the position of a byte of the text.
+func (d *decoder) offset(i int) diag.Pos {
+	return diag.Pos{
+		File: d.file, Line: 1 + bytes.Count(d.text[:i], []byte("\n")),
+		Column: 1 + utf8.RuneCount(d.text[bytes.LastIndexByte(d.text[:i], '\n')+1:i]),
+	}
+}
+
+// conflictMarker returns the offset of the line with which git marks a conflict, or -1.
+func conflictMarker(text []byte) int {
+	for i := 0; i < len(text); {
+		if bytes.HasPrefix(text[i:], []byte("<<<<<<< ")) {
+			return i
+		}
+		n := bytes.IndexByte(text[i:], '\n')
+		if n < 0 {
+			break
+		}
+		i += n + 1
+	}
+	return -1
+}
+
+// inside returns the position, or the end of the file if that comes first: the YAML
+// library adds a line end to a last line without one.
+func (d *decoder) inside(line, column int) diag.Pos {
+	lines := bytes.Split(d.text, []byte("\n"))
+	if line > len(lines) {
+		line, column = len(lines), 1+utf8.RuneCount(lines[len(lines)-1])
+	}
+	return diag.Pos{File: d.file, Line: line, Column: column}
 }
 
 // value decodes n into the value that out points to.
@@ -134,7 +200,7 @@ func (d *decoder) value(n *yaml.Node, out any) {
 	}
 	n = d.resolve(n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		d.errorf(n, "empty-value", "write a value, or leave the key out", "the value is empty")
+		d.errorf(n, "empty-value", "write a value", "the value is empty")
 		return
 	}
 	if self, ok := out.(nodeDecoder); ok {
@@ -174,10 +240,14 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 		}
 	}
 	if n.Kind != yaml.MappingNode {
-		d.errorf(n, "type", "its keys are "+strings.Join(names, ", "), "want a map, got %s", nodeNoun(n))
+		hint := "its keys are " + strings.Join(names, ", ")
+		if n.Kind == yaml.ScalarNode && strings.Contains(n.Value, ":") {
+			hint = "put a space after the colon"
+		}
+		d.errorf(n, "type", hint, "want a map, got %s", nodeNoun(n))
 		return
 	}
-	seen := map[string]bool{}
+	seen, meant := map[string]bool{}, map[string]bool{}
 	for key, value := range d.mapping(n) {
 		f, known := fields[key.Value]
 		switch {
@@ -190,15 +260,19 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 		case v.Type() == reflect.TypeFor[Document]() && strings.HasPrefix(key.Value, "x-"):
 		default:
 			hint := "known keys: " + strings.Join(names, ", ")
+			if slices.Contains(names, "axes") {
+				hint += "; axes of your own go below axes"
+			}
 			if s := diag.Suggest(key.Value, names); s != "" {
 				hint = fmt.Sprintf("did you mean %q?", s)
+				meant[s] = true
 			}
 			d.errorf(key, "unknown-key", hint, "unknown key %q", key.Value)
 		}
 	}
 	for _, name := range required {
-		if !seen[name] {
-			d.errorf(n, "missing-key", "", "the key %q is missing", name)
+		if !seen[name] && !meant[name] {
+			d.errorf(n, "missing-key", "add "+name+":", "the key %q is missing", name)
 		}
 	}
 	if p, ok := reflect.TypeAssert[interface{ setPlace(place) }](v.Addr()); ok {
@@ -243,7 +317,11 @@ func (d *decoder) resolve(n *yaml.Node) *yaml.Node {
 // scalar returns the text of a scalar as it is written.
 func (d *decoder) scalar(n *yaml.Node) (string, bool) {
 	if n.Kind != yaml.ScalarNode {
-		d.errorf(n, "type", "", "want one value, got %s", nodeNoun(n))
+		hint := "write one value"
+		if n.Kind == yaml.MappingNode && n.Style&yaml.FlowStyle != 0 {
+			hint = `put a text that begins with a brace in quotes: "{version}"`
+		}
+		d.errorf(n, "type", hint, "want one value, got %s", nodeNoun(n))
 		return "", false
 	}
 	return n.Value, true
@@ -251,7 +329,11 @@ func (d *decoder) scalar(n *yaml.Node) (string, bool) {
 
 func (d *decoder) sequence(n *yaml.Node) ([]*yaml.Node, bool) {
 	if n.Kind != yaml.SequenceNode {
-		d.errorf(n, "type", "write it as a list: [ … ]", "want a list, got %s", nodeNoun(n))
+		hint := "begin each entry with a hyphen"
+		if n.Kind == yaml.ScalarNode {
+			hint = fmt.Sprintf("write [%q]", n.Value)
+		}
+		d.errorf(n, "type", hint, "want a list, got %s", nodeNoun(n))
 		return nil, false
 	}
 	return n.Content, true
@@ -322,6 +404,8 @@ func (d *decoder) merged(n *yaml.Node, depth int, yield func(k, v *yaml.Node) bo
 			for j := 0; j+1 < len(source.Content); j += 2 {
 				key := d.resolve(source.Content[j])
 				if d.values++; d.values > maxValues {
+					d.errorf(source, "yaml", "", "the file merges more than %d values", maxValues)
+					d.stopped = true
 					return false
 				}
 				if key.Kind == yaml.ScalarNode && key.Tag != "!!merge" && !yield(key, source.Content[j+1]) {
@@ -338,20 +422,39 @@ func (d *decoder) merged(n *yaml.Node, depth int, yield func(k, v *yaml.Node) bo
 
 // place returns the position of a node and how far its value reaches.
 func (d *decoder) place(n *yaml.Node) place {
-	p := place{pos: diag.Pos{File: d.file, Line: n.Line, Column: n.Column}, width: 1}
-	if n.Kind != yaml.ScalarNode || strings.ContainsAny(n.Value, "\n\\\"'") {
-		p.lead = -1
+	p := place{pos: diag.Pos{File: d.file, Line: n.Line, Column: n.Column}, width: 1, lead: -1}
+	if n.Kind != yaml.ScalarNode {
 		return p
 	}
-	p.width = utf8.RuneCountInString(n.Value)
+	value := n.Value
 	switch {
-	case n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0:
-		p.lead = 1
-		p.width += 2
-	case n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0 || n.Anchor != "" || n.Style&yaml.TaggedStyle != 0:
-		p.lead, p.width = -1, 1
+	case n.Style&yaml.DoubleQuotedStyle != 0:
+		value = `"` + value + `"`
+	case n.Style&yaml.SingleQuotedStyle != 0:
+		value = "'" + value + "'"
+	}
+	// Escapes, anchors, tags and values of several lines are not written like this.
+	if value != "" && strings.HasPrefix(d.from(p.pos), value) {
+		p.width = utf8.RuneCountInString(value)
+		p.lead = (p.width - utf8.RuneCountInString(n.Value)) / 2
 	}
 	return p
+}
+
+// from returns the rest of a line from a position on.
+func (d *decoder) from(pos diag.Pos) string {
+	if d.lines == nil {
+		d.lines = strings.Split(string(d.text), "\n")
+	}
+	if pos.Line < 1 || pos.Line > len(d.lines) {
+		return ""
+	}
+	line := d.lines[pos.Line-1]
+	for range pos.Column - 1 {
+		_, n := utf8.DecodeRuneInString(line)
+		line = line[n:]
+	}
+	return line
 }
 
 func nodeNoun(n *yaml.Node) string {
@@ -364,6 +467,21 @@ func nodeNoun(n *yaml.Node) string {
 		return fmt.Sprintf("the %s %q", tagNoun(n.Tag), n.Value)
 	}
 	return "something else"
+}
+
+// strangeCharacter returns the offset of the first character that YAML does not allow,
+// or that it takes for a line end and editors do not, or -1.
+func strangeCharacter(text []byte) int {
+	for i := 0; i < len(text); {
+		r, n := utf8.DecodeRune(text[i:])
+		switch {
+		case r == '\t' || r == '\n' || r == '\r' && i+1 < len(text) && text[i+1] == '\n':
+		case r < ' ' || r >= 0x7f && r < 0xa0 || r == 0x2028 || r == 0x2029 || r == 0xfffe || r == 0xffff || r == 0xfeff && i > 0:
+			return i
+		}
+		i += n
+	}
+	return -1
 }
 
 // invalidUTF8 returns the offset of the first byte that is not UTF-8, or -1.

@@ -114,10 +114,12 @@ type Package struct {
 	//	  BUILD_TARGET: "{toolkit}"
 	//	  NVCC_APPEND_FLAGS: {">=12.8": "-compress-mode=size", default: ""}
 	Env Map[PerToolkit[Scalar]] `json:"env,omitempty"`
-	// The container image to build in.
+	// The container image to build in, one for all rows or one per toolkit.
 	//
-	//	image: "nvidia/cuda:{cuda}-devel-ubuntu22.04"
-	Image Text `json:"image,omitempty"`
+	//	image:
+	//	  cuda: "nvidia/cuda:{cuda}-devel-ubuntu22.04"
+	//	  default: "python:{python}-slim"
+	Image PerToolkit[Text] `json:"image,omitempty"`
 	// How the wheel is built.
 	//
 	//	build: {frontend: build, isolation: false}
@@ -308,8 +310,9 @@ type Shared struct {
 	Env Map[PerToolkit[Scalar]] `json:"env,omitempty"`
 	// The container image to build in.
 	//
+	//	cuda: "12.8.1"
 	//	image: "nvidia/cuda:{cuda}-devel-rockylinux8"
-	Image Text `json:"image,omitempty"`
+	Image PerToolkit[Text] `json:"image,omitempty"`
 	// The wheel platform tag, for an `os` that kiln does not know.
 	//
 	//	os: my-own-runner

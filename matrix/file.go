@@ -1,10 +1,13 @@
 package matrix
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -51,19 +54,39 @@ func Parse(name string, text []byte) (*File, diag.List) {
 		first[name] = e.Key
 		f.packages = append(f.packages, c.pkg(name, e.Key, &e.Value))
 	}
-	list := unreadable
-	for _, d := range c.list {
-		// A value that could not be read has no meaning to complain about, and a
-		// misspelt key is not also a missing version.
-		if !slices.ContainsFunc(unreadable, func(u diag.Diagnostic) bool { return u.Pos == d.Pos || d.Rule == "no-version" }) {
-			list.Add(d)
-		}
-	}
+	list := withoutEchoes(unreadable, c.list)
 	list.Sort()
 	if list.HasErrors() {
 		return nil, list
 	}
 	return f, list
+}
+
+// withoutEchoes joins what could not be read with what is wrong in meaning, less what
+// only follows from the former or was said before.
+func withoutEchoes(unreadable, meaning diag.List) diag.List {
+	type said struct {
+		pos     diag.Pos
+		message string
+	}
+	list := unreadable
+	blind, seen := map[diag.Pos]bool{}, map[said]bool{}
+	for _, d := range unreadable {
+		blind[d.Pos] = true
+	}
+	for _, d := range meaning {
+		// A misspelt key is not also a missing version or an empty rule, and a value
+		// that could not be read has no meaning to complain about.
+		if len(unreadable) > 0 && (!d.Pos.IsValid() || d.Rule == "no-version" || d.Rule == "exclude-everything") || blind[d.Pos] {
+			continue
+		}
+		// What the package sets is looked at once for every group.
+		if key := (said{d.Pos, d.Message}); !seen[key] {
+			seen[key] = true
+			list.Add(d)
+		}
+	}
+	return list
 }
 
 // Packages returns the normalised names of the packages in the order of the file.
@@ -106,17 +129,25 @@ func (f *File) ReadVersions() (map[string]string, diag.List) {
 		name := filepath.Join(source, filepath.FromSlash(from.File.Value))
 		text, err := os.ReadFile(name)
 		if err != nil {
-			c.errorf(from.File.place, "version-file", "", "%v", err)
+			message := err.Error()
+			if errors.Is(err, fs.ErrNotExist) {
+				message = "there is no file " + filepath.ToSlash(name)
+			}
+			c.errorf(from.File.place, "version-file", "it is relative to source.path, which is relative to packages.yml", "%s", message)
 			continue
 		}
 		m := p.versionPattern.FindSubmatch(text)
 		if m == nil {
-			c.errorf(from.File.place, "version-file", "the file begins: "+firstLines(text), "no version in %s: the pattern %s matches nothing", name, p.versionPattern)
+			at := from.File.place
+			if from.Pattern.IsSet() {
+				at = from.Pattern.place
+			}
+			c.errorf(at, "version-file", "the file begins: "+firstLines(text), "no version in %s: the pattern %s matches nothing", filepath.ToSlash(name), from.pattern())
 			continue
 		}
 		v, err := wheel.ParseVersion(string(m[1]))
 		if err != nil {
-			c.errorf(from.File.place, "version-file", "", "%s: %v", name, err)
+			c.errorf(from.File.place, "version-file", "", "%s: %v", filepath.ToSlash(name), err)
 			continue
 		}
 		versions[p.name] = v.String()
@@ -159,7 +190,7 @@ type group struct {
 	tag      template
 	tagPlace place
 	tagIsOwn bool // local_version was written, on the group or on the package
-	image    template
+	image    perToolkit
 	env      []envVar
 }
 
@@ -171,12 +202,33 @@ type axis struct {
 
 type envVar struct {
 	name  string
-	cases []envCase
+	value perToolkit
 }
 
-type envCase struct {
+// perToolkit is a [PerToolkit] with its templates parsed.
+type perToolkit []struct {
 	match toolkitPattern
 	value template
+	place place
+}
+
+func templates[T any](p *pkg, s PerToolkit[T], text func(T) Text, list *diag.List) perToolkit {
+	out := make(perToolkit, len(s.Cases))
+	for i, tc := range s.Cases {
+		t := text(tc.Value)
+		out[i].match, out[i].value, out[i].place = tc.match, parseTemplate(t, p.customAxes, list), t.place
+	}
+	return out
+}
+
+// pick returns the template for a row's toolkit.
+func (c perToolkit) pick(r *Row) (t template, at place, ok bool) {
+	for i := range c {
+		if c[i].match.matches(r.CUDA, r.ROCm) {
+			return c[i].value, c[i].place, true
+		}
+	}
+	return template{}, place{}, false
 }
 
 // rule is a checked entry of exclude.
@@ -222,12 +274,16 @@ func (c *checker) pkg(name string, key Text, spec *Package) *pkg {
 	c.requirements(spec.Test.Requires)
 	for _, module := range spec.TestImport {
 		if !isModule(module.Value) {
-			c.errorf(module.place, "test-import", "", "%q is not a module name", module.Value)
+			hint := ""
+			if near := strings.ReplaceAll(module.Value, "-", "_"); isModule(near) {
+				hint = fmt.Sprintf("did you mean %q?", near)
+			}
+			c.errorf(module.place, "test-import", hint, "%q is not a module name", module.Value)
 		}
 	}
 	c.source(&spec.Source)
 	c.versionFrom(p)
-	if len(p.versions) == 0 && spec.VersionFrom == nil && !everyRowHasVersion(spec) {
+	if len(spec.Versions) == 0 && spec.VersionFrom == nil && !everyRowHasVersion(spec) {
 		c.errorf(key.place, "no-version", `add versions: ["1.2.3"], or version_from with a local source`, "the package %q has no version", key.Value)
 	}
 	for _, g := range spec.Matrix {
@@ -340,10 +396,12 @@ func (c *checker) source(s *Source) {
 	}
 	slices.Sort(given)
 	if len(given) > 1 {
-		c.errorf(s.place, "source", "", "a source has one of %s, not all", strings.Join(given, " and "))
+		c.errorf(s.place, "source", "keep one of them", "the source has %s", strings.Join(given, " and "))
 	}
 	switch {
-	case s.Git.IsSet() && s.Ref.Value == "":
+	case s.Ref.IsSet() && s.Ref.Value == "":
+		c.errorf(s.Ref.place, "source", "", `"ref" is empty`)
+	case s.Git.IsSet() && !s.Ref.IsSet():
 		c.errorf(s.Git.place, "source", "add ref: with a tag or commit, so that every build gets the same code", "a git source needs a ref")
 	case s.Ref.IsSet() && !s.Git.IsSet():
 		c.errorf(s.Ref.place, "source", "", "ref is for git sources")
@@ -358,8 +416,16 @@ func (c *checker) source(s *Source) {
 		parseTemplate(s.Ref, nil, &c.list)
 	}
 	if s.SHA256.IsSet() && (len(s.SHA256.Value) != 64 || strings.Trim(strings.ToLower(s.SHA256.Value), "0123456789abcdef") != "") {
-		c.errorf(s.SHA256.place, "source", "", "want 64 hexadecimal digits")
+		c.errorf(s.SHA256.place, "source", "write the digits alone", "want 64 hexadecimal digits, got %s", plural(len(s.SHA256.Value), "character"))
 	}
+}
+
+// pattern returns the regular expression to look for.
+func (v *VersionFrom) pattern() string {
+	if v.Pattern.IsSet() {
+		return v.Pattern.Value
+	}
+	return defaultVersionPattern
 }
 
 func (c *checker) versionFrom(p *pkg) {
@@ -367,14 +433,11 @@ func (c *checker) versionFrom(p *pkg) {
 	if from == nil {
 		return
 	}
-	pattern := from.Pattern.Value
-	if !from.Pattern.IsSet() {
-		pattern = defaultVersionPattern
-	}
-	re, err := regexp.Compile("(?m)" + pattern)
+	re, err := regexp.Compile("(?m)" + from.pattern())
+	var syntax *syntax.Error
 	switch {
-	case err != nil:
-		c.errorf(from.Pattern.place, "version-pattern", "", "%v", err)
+	case errors.As(err, &syntax):
+		c.errorf(from.Pattern.place, "version-pattern", "", "the pattern is not a regular expression: %s: %s", syntax.Code, strings.TrimPrefix(syntax.Expr, "(?m)"))
 	case re.NumSubexp() < 1:
 		c.errorf(from.Pattern.place, "version-pattern", "put the version in parentheses", "the pattern has no group")
 	}
@@ -404,7 +467,9 @@ func (c *checker) group(p *pkg, spec *Group) *group {
 	g.addGiven("rocm", texts(spec.ROCm))
 	g.addGiven("torch", texts(spec.Torch))
 	for _, a := range spec.Axes {
-		c.axisName(a.Key)
+		if !c.axisName(a.Key) {
+			continue
+		}
 		if len(a.Value) == 0 {
 			c.errorf(a.Key.place, "axis", "", "the axis %q has no values", a.Key.Value)
 		}
@@ -439,8 +504,9 @@ func (c *checker) single(p *pkg, spec *Single) *group {
 	g.addGiven("rocm", one(spec.ROCm.Text))
 	g.addGiven("torch", one(spec.Torch.Text))
 	for _, a := range spec.Axes {
-		c.axisName(a.Key)
-		g.add(a.Key.Value, []Text{a.Value})
+		if c.axisName(a.Key) {
+			g.add(a.Key.Value, []Text{a.Value})
+		}
 	}
 	g.add("python", one(spec.Python.Text))
 	c.axes(g)
@@ -477,7 +543,8 @@ func (g *group) axis(name string) *axis {
 }
 
 // axisName checks the name of a custom axis.
-func (c *checker) axisName(t Text) {
+func (c *checker) axisName(t Text) bool {
+	before := len(c.list)
 	ok := t.Value != "" && t.Value[0] >= 'a' && t.Value[0] <= 'z' && strings.Trim(t.Value, "abcdefghijklmnopqrstuvwxyz0123456789_") == ""
 	switch {
 	case !ok:
@@ -487,6 +554,7 @@ func (c *checker) axisName(t Text) {
 	case t.Value == "and" || t.Value == "or" || t.Value == "not" || t.Value == "in":
 		c.errorf(t.place, "axis", "", "%q is a word of selection expressions", t.Value)
 	}
+	return len(c.list) == before
 }
 
 // axes checks the values of every axis of a group.
@@ -503,9 +571,9 @@ func (c *checker) axes(g *group) {
 			case "python":
 				c.python(v)
 			case "cuda":
-				c.dotted(v, "cuda", 2, 3, "12.8.1")
+				c.dotted(v, "CUDA", 2, 3, "12.8.1")
 			case "rocm":
-				c.dotted(v, "rocm", 2, 3, "6.4")
+				c.dotted(v, "ROCm", 2, 3, "6.4")
 			case "torch":
 				c.torch(v)
 			case "os":
@@ -541,7 +609,7 @@ func (c *checker) python(v Text) {
 	if pythonPattern.MatchString(v.Value) {
 		return
 	}
-	hint := `write the minor version, such as "3.12", or "3.13t" for the free-threaded build`
+	hint := `write the minor version of Python 3, such as "3.12", or "3.13t" for the free-threaded build`
 	if m := regexp.MustCompile(`^(3\.[0-9]{1,2})\.[0-9]+$`).FindStringSubmatch(v.Value); m != nil {
 		hint = fmt.Sprintf("wheels are made for a minor version: write %q", m[1])
 	}
@@ -551,7 +619,7 @@ func (c *checker) python(v Text) {
 func (c *checker) dotted(v Text, name string, least, most int, example string) {
 	r, ok := parseRelease(v.Value)
 	if !ok || r.rest != "" || r.free || len(r.parts) < least || len(r.parts) > most {
-		c.errorf(v.place, name, fmt.Sprintf("write it like %q", example), "%q is not a %s version", v.Value, strings.ToUpper(name))
+		c.errorf(v.place, strings.ToLower(name), fmt.Sprintf("write it like %q", example), "%q is not a %s version", v.Value, name)
 	}
 }
 
@@ -635,7 +703,11 @@ func (c *checker) rules(p *pkg, matches []Match) []*rule {
 			for _, v := range values {
 				parsed, err := parsePattern(v.Value, isVersionAxis(name))
 				if err != nil {
-					c.errorf(v.place, "pattern", "", "%v", err)
+					hint := ""
+					if strings.Contains(strings.TrimSpace(v.Value), " ") {
+						hint = "separate conditions with a comma"
+					}
+					c.errorf(v.place, "pattern", hint, "%v", err)
 				}
 				k.any = append(k.any, parsed)
 				texts = append(texts, v.Value)
@@ -664,7 +736,7 @@ func (c *checker) rules(p *pkg, matches []Match) []*rule {
 			key(a.Key.Value, a.Value)
 		}
 		if len(r.keys) == 0 {
-			c.errorf(m.place, "exclude", "name at least one axis", "the entry would remove every row")
+			c.errorf(m.place, "exclude-everything", "name at least one axis", "the entry would remove every row")
 		}
 		r.text = "{" + strings.Join(shown, ", ") + "}"
 		out = append(out, r)
@@ -694,11 +766,10 @@ func (c *checker) settings(p *pkg, g *group) {
 	}
 	tag.Value = strings.TrimPrefix(tag.Value, "+")
 	g.tag = parseTemplate(tag, p.customAxes, &c.list)
-	image := p.spec.Image
+	g.image = templates(p, p.spec.Image, func(t Text) Text { return t }, &c.list)
 	if s.Image.IsSet() {
-		image = s.Image
+		g.image = templates(p, s.Image, func(t Text) Text { return t }, &c.list)
 	}
-	g.image = parseTemplate(image, p.customAxes, &c.list)
 	g.env = c.env(p, p.spec.Env)
 	for _, own := range c.env(p, s.Env) {
 		g.env = slices.DeleteFunc(g.env, func(e envVar) bool { return e.name == own.name })
@@ -735,11 +806,7 @@ func (c *checker) env(p *pkg, env Map[PerToolkit[Scalar]]) []envVar {
 		if right, ok := mistakenVariables[e.Key.Value]; ok {
 			c.warnf(e.Key.place, "env-unread", "did you mean "+right+"?", "nothing reads %s", e.Key.Value)
 		}
-		v := envVar{name: e.Key.Value}
-		for _, tc := range e.Value.Cases {
-			v.cases = append(v.cases, envCase{tc.match, parseTemplate(tc.Value.Text, p.customAxes, &c.list)})
-		}
-		out = append(out, v)
+		out = append(out, envVar{e.Key.Value, templates(p, e.Value, func(s Scalar) Text { return s.Text }, &c.list)})
 	}
 	return out
 }

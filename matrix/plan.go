@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
@@ -201,18 +202,23 @@ type findingKey struct {
 
 // inputs checks the options as if they were written in the file.
 func (p *planner) inputs() {
-	flag := func(name, value string) Text {
-		return Text{Value: value, place: place{pos: diag.Pos{File: name, Line: 1, Column: 1}}}
+	// The text of a flag is its values with commas between them.
+	flag := func(name string, values []string, i int) Text {
+		column := 1
+		for _, v := range values[:i] {
+			column += utf8.RuneCountInString(v) + 1
+		}
+		return Text{Value: values[i], place: place{pos: diag.Pos{File: name, Line: 1, Column: column}, width: utf8.RuneCountInString(values[i])}}
 	}
-	for _, v := range p.opts.Python {
-		p.python(flag("--python", v))
+	for i := range p.opts.Python {
+		p.python(flag("--python", p.opts.Python, i))
 	}
-	for _, v := range p.opts.CUDA {
-		p.dotted(flag("--cuda", v), "cuda", 2, 3, "12.8.1")
+	for i := range p.opts.CUDA {
+		p.dotted(flag("--cuda", p.opts.CUDA, i), "CUDA", 2, 3, "12.8.1")
 	}
-	for _, name := range p.opts.Packages {
+	for i, name := range p.opts.Packages {
 		if known := p.file.Packages(); !slices.Contains(known, wheel.NormalizeName(name)) {
-			p.errorf(flag("--package", name).place, "package-name", "the file has "+strings.Join(known, ", "), "no package %q%s", name, diag.DidYouMean(name, known))
+			p.errorf(flag("--package", p.opts.Packages, i).place, "package-name", "the file has "+strings.Join(known, ", "), "no package %q%s", name, diag.DidYouMean(name, known))
 		}
 	}
 }
@@ -241,7 +247,11 @@ func (p *planner) expand() {
 		}
 	}
 	for _, g := range groups {
+		before := len(p.plan.Rows) + p.plan.Unselected
 		p.group(g)
+		if len(g.exclude)+len(g.pkg.exclude) > 0 && before == len(p.plan.Rows)+p.plan.Unselected && !p.list.HasErrors() {
+			p.warnf(g.place, "exclude-all", "", "every row of this group is skipped")
+		}
 	}
 	p.deadRules(groups)
 }
@@ -280,6 +290,7 @@ func (p *planner) bind(pkg *pkg, g *group) *boundGroup {
 		}
 		b.total *= n
 	}
+	unknown := false
 	for _, a := range b.axes {
 		if a.name != "os" || g.shared.Platform.IsSet() {
 			continue
@@ -293,10 +304,16 @@ func (p *planner) bind(pkg *pkg, g *group) *boundGroup {
 			if !at.IsSet() {
 				at = g.place
 			}
-			p.errorf(at, "os", "use one of "+strings.Join(known, ", ")+"; or set platform for a name of your own",
-				"unknown operating system %q%s", v.Value, diag.DidYouMean(v.Value, known))
-			return nil
+			hint := "use one of " + strings.Join(known, ", ") + "."
+			if near := diag.Suggest(v.Value, known); near != "" {
+				hint = fmt.Sprintf("did you mean %q?", near)
+			}
+			p.errorf(at, "os", hint+" A name of your own needs a platform", "unknown operating system %q", v.Value)
+			unknown = true
 		}
+	}
+	if unknown {
+		return nil
 	}
 	return b
 }
@@ -424,7 +441,7 @@ func (p *planner) add(row Row, from origin) {
 		}
 	}
 	for _, f := range findings {
-		if f.Severity == compat.Note && slices.Contains(f.Axes, "arch") && !from.archIsWritten() {
+		if f.Severity != compat.Error && slices.Contains(f.Axes, "arch") && !from.archIsWritten() {
 			continue // about kiln's own default, which nobody chose
 		}
 		at := from.place(f.Axes...)
@@ -442,6 +459,7 @@ func (p *planner) add(row Row, from origin) {
 	if row.Torch == "" && row.Kind == KindWheel {
 		p.looseTorch(from)
 	}
+	p.image(&row, from)
 	p.ids[row.ID] = len(p.plan.Rows)
 	p.plan.settings[row.ID] = from
 	p.plan.Rows = append(p.plan.Rows, row)
@@ -457,6 +475,22 @@ func (p *planner) looseTorch(from origin) {
 				Severity: diag.Note, Rule: "loose-torch", Pos: at.pos, Width: at.width,
 				Message: "the torch to build against is not fixed, and a wheel works only with the torch minor it was built with",
 				Hint:    "add a matrix with a torch axis",
+			})
+		}
+	}
+}
+
+// image warns of an image whose name lacks a value that the row does not have.
+func (p *planner) image(row *Row, from origin) {
+	t, at, _ := from.group.image.pick(row)
+	b := rowBuilder{g: from.group}
+	for _, part := range t.parts {
+		if part.variable != "" && b.value(row, part.variable) == "" {
+			p.finding(diag.Diagnostic{
+				Severity: diag.Error, Rule: "image", Pos: at.pos, Width: at.width,
+				Message: fmt.Sprintf("the image needs {%s}, which not every row has", part.variable),
+				Hint:    "give one image per toolkit: image: {cuda: …, default: …}",
+				Related: []diag.Related{{Pos: from.place().pos, Message: "for example " + row.ID}},
 			})
 		}
 	}
@@ -501,8 +535,8 @@ func (p *planner) repeated(row Row, from origin, i int) {
 	p.skip(row, "duplicate", "the same row is described at "+first.pos.String(), at)
 	p.finding(diag.Diagnostic{
 		Severity: diag.Warning, Rule: "duplicate-row", Pos: at.pos, Width: at.width,
-		Message: "the row " + row.ID + " is in the plan already", Hint: "it is built once; remove one of the two",
-		Related: []diag.Related{{Pos: first.pos, Message: "it is first described here"}},
+		Message: "the row is in the plan already", Hint: "it is built once; remove one of the two",
+		Related: []diag.Related{{Pos: first.pos, Message: row.ID + " is first described here"}},
 	})
 }
 
@@ -535,6 +569,8 @@ func differences(a, b *Row) (axes []string, text string) {
 // separatingTag suggests a build tag that tells two rows apart.
 func separatingTag(a, b *Row) string {
 	switch {
+	case a.Kind == KindSdist && b.Kind == KindSdist:
+		return "an sdist is the same for every Python and operating system: keep one of the rows"
 	case a.OS != b.OS:
 		return "one file cannot serve two operating systems of one platform: remove one, or set platform"
 	case a.Axes != b.Axes:
@@ -547,10 +583,12 @@ func separatingTag(a, b *Row) string {
 		return "a wheel with this wheel_tag serves both: build it with one Python"
 	case compat.ToolkitTag(a.CUDA, a.ROCm) == compat.ToolkitTag(b.CUDA, b.ROCm) && a.CUDA != b.CUDA:
 		return "the build tag leaves out the patch version of CUDA: remove one of the two, or write {cuda} in local_version"
+	case a.CUDA != b.CUDA || a.ROCm != b.ROCm || a.Torch != b.Torch:
+		return `tell them apart with local_version: "{toolkit_tag}-torch{torch}"`
 	case a.Arch != b.Arch:
 		return "name both architecture lists in one row"
 	}
-	return `tell them apart with local_version: "{toolkit_tag}-torch{torch}"`
+	return "give one of the groups a local_version of its own"
 }
 
 // deadRules warns of exclude entries that remove nothing: most are misspelt.
@@ -563,10 +601,35 @@ func (p *planner) deadRules(groups []*boundGroup) {
 		for _, r := range slices.Concat(g.exclude, g.pkg.exclude) {
 			if p.hits[r] == 0 && !seen[r] {
 				seen[r] = true
-				p.warnf(r.place, "exclude-nothing", "check its values against the axes, or remove it", "the entry %s removes no row", r.text)
+				p.warnf(r.place, "exclude-nothing", "check its values against the axes, or remove it", "the entry %s removes no row%s", r.text, r.whyDead(groups))
 			}
 		}
 	}
+}
+
+// whyDead names the first key that no row matches, as text to append.
+func (r *rule) whyDead(groups []*boundGroup) string {
+	for _, k := range r.keys {
+		matched := false
+		for _, g := range groups {
+			if !slices.Contains(g.exclude, r) && !slices.Contains(g.pkg.exclude, r) {
+				continue
+			}
+			values := []Text{{Value: g.kind}}
+			if i := slices.IndexFunc(g.axes, func(a axis) bool { return a.name == k.axis }); i >= 0 {
+				values = g.axes[i].values
+			} else if k.axis != "kind" {
+				values = nil
+			}
+			matched = matched || slices.ContainsFunc(values, func(v Text) bool {
+				return slices.ContainsFunc(k.any, func(p pattern) bool { return p.matches(v.Value) })
+			})
+		}
+		if !matched {
+			return ": no row has that " + k.axis
+		}
+	}
+	return ""
 }
 
 // finish orders the findings and adds the numbers.

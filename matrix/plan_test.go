@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -215,7 +216,7 @@ func TestSettings(t *testing.T) {
       JOBS: 4
       PER: {cuda: on-cuda, default: elsewhere}
       ONLY_ROCM: {rocm: "1"}
-    image: "base:{cuda_minor}"
+    image: {cuda: "base:{cuda_minor}"}
     build: {frontend: uv, config_settings: {opt: ["{os}", b]}}
     resources: {jobs: 4, memory_per_job: 5 GiB}
     matrix:
@@ -237,7 +238,7 @@ func TestSettings(t *testing.T) {
 	if diff := cmp.Diff(map[string][]string{"opt": {"ubuntu-22.04", "b"}}, s.ConfigSettings); diff != "" {
 		t.Error(diff)
 	}
-	if s.Resources.Jobs != 1 || s.Resources.MemoryPerJobBytes != 5<<30 || s.Resources.WallTime.Hours() != 2 {
+	if s.Resources.Jobs != 1 || s.Resources.MemoryPerJobBytes != 5<<30 || s.Resources.WallTime != matrix.Seconds(2*time.Hour) {
 		t.Errorf("Resources = %+v", s.Resources)
 	}
 	if cpu, _ := p.Settings("flash-attn-1.0-cpu-cp312-linux_x86_64"); cpu.Env["PER"] != "elsewhere" || cpu.Env["JOBS"] != "4" {

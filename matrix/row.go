@@ -163,9 +163,10 @@ func (r *Row) makeID() string {
 	}
 	b.WriteByte('-')
 	b.WriteString(variant)
+	// A tag that says the same and more is not said twice.
 	if tag := strings.TrimPrefix(r.BuildTag, "+"); tag != "" && tag != variant {
 		b.WriteByte('-')
-		b.WriteString(tag)
+		b.WriteString(strings.TrimPrefix(tag, variant+"-"))
 	}
 	b.WriteByte('-')
 	python, abi, _ := strings.Cut(r.WheelTag, "-")

@@ -285,13 +285,13 @@ func (p *selectParser) comparison() selectNode {
 	test := selectTest{axis: axis}
 	switch {
 	case p.token.kind == tokenOperator:
-		op := p.token.text
+		op, at := p.token.text, p.token.offset
 		p.next()
 		if op == "==" {
 			op = "="
 		}
 		if op != "=" && op != "!=" && !isVersionAxis(axis) {
-			p.fail(p.token.offset, 1, "use = or != with * for names", "%s compares versions, and %q is not one", op, axis)
+			p.fail(at, len(op), "use = or != with * for names", "%s compares versions, and %q is not one", op, axis)
 			return selectHas{}
 		}
 		test.negate = op == "!="
@@ -339,6 +339,10 @@ func (p *selectParser) comparison() selectNode {
 // value reads one value and makes it a pattern. The empty text asks for rows
 // without a value.
 func (p *selectParser) value(axis, op string) pattern {
+	if p.token.kind == tokenOperator && op == "" && isVersionAxis(axis) { // in (>=3.13)
+		op = p.token.text
+		p.next()
+	}
 	t := p.token
 	if t.kind != tokenWord && t.kind != tokenString {
 		p.fail(t.offset, len(t.text), "", "want a value for %q", axis)
@@ -351,7 +355,7 @@ func (p *selectParser) value(axis, op string) pattern {
 	}
 	out, err := parsePattern(op+t.text, isVersionAxis(axis))
 	if err != nil {
-		p.fail(t.offset, len(t.text), "", "%v", err)
+		p.fail(t.offset, len(t.text), "write a version such as 12.8, or >= and a version", "%q is not a version", t.text)
 	}
 	return out
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -53,21 +54,27 @@ type PatchSettings struct {
 
 // TestSettings is the smoke test.
 type TestSettings struct {
-	Imports     []string      `json:"imports"`
-	Expressions []string      `json:"expressions,omitempty"`
-	Requires    []string      `json:"requires,omitempty"`
-	RequiresGPU bool          `json:"requires_gpu,omitempty"`
-	Timeout     time.Duration `json:"timeout"` // nanoseconds
+	Imports     []string `json:"imports"`
+	Expressions []string `json:"expressions,omitempty"`
+	Requires    []string `json:"requires,omitempty"`
+	RequiresGPU bool     `json:"requires_gpu,omitempty"`
+	Timeout     Seconds  `json:"timeout_seconds"`
 }
 
 // ResourceSettings limits one build. Zero means not set.
 type ResourceSettings struct {
-	MemoryPerJobBytes int64         `json:"memory_per_job_bytes,omitempty"`
-	Jobs              int           `json:"jobs,omitempty"`
-	NVCCThreads       int           `json:"nvcc_threads,omitempty"`
-	DiskBytes         int64         `json:"disk_bytes,omitempty"`
-	WallTime          time.Duration `json:"wall_time,omitempty"` // nanoseconds
+	MemoryPerJobBytes int64   `json:"memory_per_job_bytes,omitempty"`
+	Jobs              int     `json:"jobs,omitempty"`
+	NVCCThreads       int     `json:"nvcc_threads,omitempty"`
+	DiskBytes         int64   `json:"disk_bytes,omitempty"`
+	WallTime          Seconds `json:"wall_time_seconds,omitempty"`
 }
+
+// Seconds is a time span that JSON shows as a number of seconds.
+type Seconds time.Duration
+
+// MarshalJSON writes the number of seconds.
+func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
 
 // Settings returns the settings of a row of this plan.
 func (p *Plan) Settings(id string) (Settings, bool) {
@@ -97,13 +104,13 @@ type rowBuilder struct {
 	dimOf  []int // of each axis
 	shared Settings
 	custom []int // indexes of custom axes, by name
-	arch   map[[2]string]string
+	arch   map[[4]string]string
 	// fixed is the part of the digest that all rows share.
 	fixed []byte
 }
 
 func newRowBuilder(g *boundGroup) *rowBuilder {
-	b := &rowBuilder{g: g, dimOf: make([]int, len(g.axes)), arch: map[[2]string]string{}}
+	b := &rowBuilder{g: g, dimOf: make([]int, len(g.axes)), arch: map[[4]string]string{}}
 	for d, axes := range g.dims {
 		for _, i := range axes {
 			b.dimOf[i] = d
@@ -201,7 +208,7 @@ func (b *rowBuilder) buildTag(r *Row) (string, *diag.Diagnostic) {
 	if !localVersion.MatchString(tag) {
 		return "", &diag.Diagnostic{
 			Rule: "build-tag", Pos: b.g.tagPlace.pos, Width: b.g.tagPlace.width,
-			Message: "the build tag " + tag + " is not a local version (PEP 440)", Hint: "use letters, digits and single . _ - between them",
+			Message: fmt.Sprintf("the build tag %q is not a local version (PEP 440)", tag), Hint: "use letters, digits and single . _ - between them",
 		}
 	}
 	return "+" + tag, nil
@@ -215,15 +222,11 @@ func (b *rowBuilder) archOf(r *Row) string {
 	if r.CUDA == "" && r.ROCm == "" {
 		return ""
 	}
-	key := [2]string{r.CUDA, r.ROCm}
+	key := [4]string{r.CUDA, r.ROCm, r.Torch, r.OS}
 	if text, known := b.arch[key]; known {
 		return text
 	}
-	text := ""
-	if r.CUDA != "" {
-		list, _ := b.g.compat.DefaultArchs(r.CUDA)
-		text = list.Text()
-	}
+	text := b.defaultArch(r)
 	for _, s := range []PerToolkit[Version]{b.g.pkg.spec.Arch, b.g.shared.Arch} {
 		v, ok := s.pick(r.CUDA, r.ROCm)
 		if !ok {
@@ -240,6 +243,22 @@ func (b *rowBuilder) archOf(r *Row) string {
 	}
 	b.arch[key] = text
 	return text
+}
+
+// defaultArch returns kiln's own list for the CUDA version, less what no GPU could run
+// inside the row's torch.
+func (b *rowBuilder) defaultArch(r *Row) string {
+	list, ok := b.g.compat.DefaultArchs(r.CUDA)
+	if !ok {
+		return ""
+	}
+	keep := strings.Fields(list.String())
+	for _, f := range b.g.compat.Check(compat.Combo{OS: r.OS, Python: r.Python, CUDA: r.CUDA, Torch: r.Torch, Arch: list.Text(), Kind: r.Kind}) {
+		if f.Rule == compat.RuleArchUnreached {
+			keep = slices.DeleteFunc(keep, func(a string) bool { return slices.Contains(f.Archs, a) })
+		}
+	}
+	return strings.Join(keep, " ")
 }
 
 // value returns a template value of the row.
@@ -287,12 +306,12 @@ func (b *rowBuilder) digest(r *Row) string {
 	} {
 		field(s)
 	}
-	field(b.render(r, b.g.image))
+	field(b.pick(r, b.g.image))
 	field(b.ref(r))
 	for _, e := range b.g.env {
-		if value, ok := b.envValue(r, e); ok {
+		if t, _, ok := e.value.pick(r); ok {
 			field(e.name)
-			field(value)
+			field(b.render(r, t))
 		}
 	}
 	buf = append(buf, b.fixed...)
@@ -304,13 +323,10 @@ func (b *rowBuilder) render(r *Row, t template) string {
 	return t.render(func(name string) string { return b.value(r, name) })
 }
 
-func (b *rowBuilder) envValue(r *Row, e envVar) (string, bool) {
-	for _, c := range e.cases {
-		if c.match.matches(r.CUDA, r.ROCm) {
-			return b.render(r, c.value), true
-		}
-	}
-	return "", false
+// pick renders the value for the row's toolkit, or returns "".
+func (b *rowBuilder) pick(r *Row, values perToolkit) string {
+	t, _, _ := values.pick(r)
+	return b.render(r, t)
 }
 
 // ref renders the git ref of the source.
@@ -326,11 +342,11 @@ func (b *rowBuilder) ref(r *Row) string {
 func (b *rowBuilder) settings(r *Row) Settings {
 	s := b.shared
 	s.Source.Ref = b.ref(r)
-	s.Image = b.render(r, b.g.image)
+	s.Image = b.pick(r, b.g.image)
 	s.Env = map[string]string{}
 	for _, e := range b.g.env {
-		if value, ok := b.envValue(r, e); ok {
-			s.Env[e.name] = value
+		if t, _, ok := e.value.pick(r); ok {
+			s.Env[e.name] = b.render(r, t)
 		}
 	}
 	s.ConfigSettings = map[string][]string{}
@@ -350,14 +366,14 @@ func sharedSettings(g *boundGroup) Settings {
 		Frontend: "build", Isolation: spec.Build.Isolation.Value, RuntimeTorch: "any", Description: spec.Description.Value,
 		Test: TestSettings{
 			Imports: values(spec.TestImport), Expressions: values(spec.Test.Expressions), Requires: values(spec.Test.Requires),
-			RequiresGPU: spec.Test.RequiresGPU.Value, Timeout: 10 * time.Minute,
+			RequiresGPU: spec.Test.RequiresGPU.Value, Timeout: Seconds(10 * time.Minute),
 		},
 	}
 	if len(s.Test.Imports) == 0 {
 		s.Test.Imports = []string{wheel.FileName(g.pkg.name)}
 	}
 	if spec.Test.Timeout.IsSet() {
-		s.Test.Timeout = spec.Test.Timeout.Value
+		s.Test.Timeout = Seconds(spec.Test.Timeout.Value)
 	}
 	if spec.Build.Frontend.IsSet() {
 		s.Frontend = spec.Build.Frontend.Value
@@ -399,7 +415,7 @@ func sharedSettings(g *boundGroup) Settings {
 			s.Resources.DiskBytes = r.Disk.Bytes
 		}
 		if r.WallTime.IsSet() {
-			s.Resources.WallTime = r.WallTime.Value
+			s.Resources.WallTime = Seconds(r.WallTime.Value)
 		}
 	}
 	return s

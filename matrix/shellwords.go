@@ -37,16 +37,21 @@ func splitWords(s string) ([]string, error) {
 				if s[i] == '"' {
 					break
 				}
-				if s[i] == '\\' && i+1 < len(s) && strings.IndexByte("\"\\$`", s[i+1]) >= 0 {
-					i++
+				if s[i] == '\\' && i+1 < len(s) && strings.IndexByte("\"\\$`\n", s[i+1]) >= 0 {
+					if i++; s[i] == '\n' {
+						continue
+					}
 				}
 				word.WriteByte(s[i])
 			}
 		case '\\':
-			inWord = true
 			if i++; i >= len(s) {
 				return nil, errors.New("a backslash at the end keeps nothing")
 			}
+			if s[i] == '\n' {
+				continue // the line goes on
+			}
+			inWord = true
 			word.WriteByte(s[i])
 		default:
 			inWord = true

@@ -53,7 +53,7 @@ func parseTemplate(t Text, axes []string, list *diag.List) template {
 			name := s[i+1 : i+end]
 			if !slices.Contains(templateVariables, name) && !slices.Contains(axes, name) {
 				known := slices.Concat(templateVariables, axes)
-				hint := "known values: " + strings.Join(known, ", ")
+				hint := "known values: " + strings.Join(known, ", ") + "; write {{ and }} for braces that are not a value"
 				if s := diag.Suggest(name, known); s != "" {
 					hint = fmt.Sprintf("did you mean {%s}?", s)
 				}

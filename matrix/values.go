@@ -126,8 +126,9 @@ type nodeDecoder interface {
 }
 
 func (t *Text) decodeNode(d *decoder, n *yaml.Node) {
+	t.place = d.place(n) // also of what is not text, so that nobody takes it for missing
 	if s, ok := d.scalar(n); ok {
-		t.Value, t.place = s, d.place(n)
+		t.Value = s
 		if n.Tag != "!!str" {
 			d.errorf(n, "type", quoted(n.Value), "want text, got the %s %s", tagNoun(n.Tag), n.Value)
 		}
@@ -135,11 +136,12 @@ func (t *Text) decodeNode(d *decoder, n *yaml.Node) {
 }
 
 func (v *Version) decodeNode(d *decoder, n *yaml.Node) {
+	v.place = d.place(n)
 	s, ok := d.scalar(n)
 	if !ok {
 		return
 	}
-	v.Value, v.place = s, d.place(n)
+	v.Value = s
 	switch n.Tag {
 	case "!!str":
 	case "!!float", "!!int":
@@ -173,7 +175,7 @@ func (b *Bool) decodeNode(d *decoder, n *yaml.Node) {
 		b.Value = true
 	case n.Tag == "!!bool" && strings.EqualFold(s, "false"):
 	default:
-		d.errorf(n, "type", "write true or false", "want true or false, got %q", s)
+		d.errorf(n, "type", "write true or false, without quotes", "want true or false, got %q", s)
 	}
 }
 
@@ -185,7 +187,11 @@ func (i *Int) decodeNode(d *decoder, n *yaml.Node) {
 	i.place = d.place(n)
 	v, err := strconv.Atoi(s)
 	if n.Tag != "!!int" || err != nil || v < 1 {
-		d.errorf(n, "type", "", "want a whole number from 1 on, got %q", s)
+		hint := ""
+		if n.Tag == "!!str" && err == nil && v > 0 {
+			hint = "write it without quotes"
+		}
+		d.errorf(n, "type", hint, "want a whole number from 1 on, got %q", s)
 		return
 	}
 	i.Value = v

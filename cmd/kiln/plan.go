@@ -91,9 +91,11 @@ func (f *planFlags) load(stdin io.Reader) (*planned, error) {
 	}
 	out.sources[out.file] = text
 	out.sources[matrix.SelectionSource] = []byte(f.selection)
-	out.sources["--python"], out.sources["--cuda"] = []byte(f.python), []byte(f.cuda)
 	opts := matrix.Options{
 		Python: commaList(f.python), CUDA: commaList(f.cuda), Packages: f.packages, SkipIncompatible: f.skipIncompatible,
+	}
+	for name, values := range map[string][]string{"--python": opts.Python, "--cuda": opts.CUDA, "--package": opts.Packages} {
+		out.sources[name] = []byte(strings.Join(values, ","))
 	}
 	if opts.Compat, err = f.compatTable(); err != nil {
 		return nil, err
@@ -136,7 +138,11 @@ func (f *planFlags) compatTable() (*compat.Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--compat %s: %w", f.compat, err)
 	}
-	return compat.Default().Merge(override)
+	table, err := compat.Default().Merge(override)
+	if err != nil {
+		return nil, fmt.Errorf("--compat %s: %w", f.compat, err)
+	}
+	return table, nil
 }
 
 func (f *planFlags) readHistory() (*matrix.History, error) {
@@ -327,7 +333,9 @@ func (a *app) printPlan(p *planned) error {
 		summary += fmt.Sprintf(", %s not selected", ui.Number(plan.Unselected))
 	}
 	fmt.Fprintln(w, summary)
-	fmt.Fprintln(w, estimateLine(plan.Estimate))
+	if len(plan.Rows) > 0 {
+		fmt.Fprintln(w, estimateLine(plan.Estimate))
+	}
 	_, err := a.stdout.Write(w.Bytes())
 	return err
 }

@@ -115,7 +115,7 @@ func TestSuggest(t *testing.T) {
 	known := []string{"versions", "version_from", "torch", "python", "cuda", "os"}
 	for word, want := range map[string]string{
 		"verions": "versions", "Torch": "torch", "pyhton": "python", "cud": "cuda",
-		"so": "os", "zebra": "", "": "", strings.Repeat("x", 1<<20): "",
+		"so": "os", "zebra": "", "torch2": "", "": "", strings.Repeat("x", 1<<20): "",
 	} {
 		if got := diag.Suggest(word, known); got != want {
 			t.Errorf("Suggest(%.20q) = %q, want %q", word, got, want)

@@ -4,7 +4,8 @@ import "strings"
 
 // Suggest returns the known word that the given one was probably meant to be, or
 // "" if none is near enough: at most a third of the letters, and never more than
-// three, may differ. Case does not count as a difference.
+// three, may differ. Case does not count as a difference. A word that differs in its
+// numbers alone is another thing, not a mistake: 26.04 is not meant to be 22.04.
 func Suggest(word string, known []string) string {
 	best, bestDistance := "", 1+min(3, max(1, len(word)/3))
 	lower := strings.ToLower(word)
@@ -13,11 +14,21 @@ func Suggest(word string, known []string) string {
 		if diff := len(k) - len(word); diff >= bestDistance || -diff >= bestDistance || len(k) > 64 {
 			continue
 		}
-		if d := distance(lower, strings.ToLower(k)); d < bestDistance {
+		if d := distance(lower, strings.ToLower(k)); d < bestDistance && (d == 0 || letters(lower) != letters(strings.ToLower(k))) {
 			best, bestDistance = k, d
 		}
 	}
 	return best
+}
+
+// letters returns the word without its digits.
+func letters(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, s)
 }
 
 // DidYouMean returns `; did you mean "x"?` for the nearest known word, or "".

@@ -423,7 +423,8 @@ func (p *planner) add(row Row, from origin) {
 		p.repeated(row, from, i)
 		return
 	}
-	for _, name := range row.Files() {
+	files := row.Files()
+	for _, name := range files {
 		if i, taken := p.files[name]; taken {
 			p.collision(row, from, i)
 			return
@@ -453,13 +454,12 @@ func (p *planner) add(row Row, from origin) {
 		}
 		p.finding(d)
 	}
-	for _, name := range row.Files() {
+	for _, name := range files {
 		p.files[name] = len(p.plan.Rows)
 	}
 	if row.Torch == "" && row.Kind == KindWheel {
 		p.looseTorch(from)
 	}
-	p.image(&row, from)
 	p.ids[row.ID] = len(p.plan.Rows)
 	p.plan.settings[row.ID] = from
 	p.plan.Rows = append(p.plan.Rows, row)
@@ -475,22 +475,6 @@ func (p *planner) looseTorch(from origin) {
 				Severity: diag.Note, Rule: "loose-torch", Pos: at.pos, Width: at.width,
 				Message: "the torch to build against is not fixed, and a wheel works only with the torch minor it was built with",
 				Hint:    "add a matrix with a torch axis",
-			})
-		}
-	}
-}
-
-// image warns of an image whose name lacks a value that the row does not have.
-func (p *planner) image(row *Row, from origin) {
-	t, at, _ := from.group.image.pick(row)
-	b := rowBuilder{g: from.group}
-	for _, part := range t.parts {
-		if part.variable != "" && b.value(row, part.variable) == "" {
-			p.finding(diag.Diagnostic{
-				Severity: diag.Error, Rule: "image", Pos: at.pos, Width: at.width,
-				Message: fmt.Sprintf("the image needs {%s}, which not every row has", part.variable),
-				Hint:    "give one image per toolkit: image: {cuda: …, default: …}",
-				Related: []diag.Related{{Pos: from.place().pos, Message: "for example " + row.ID}},
 			})
 		}
 	}

@@ -104,13 +104,15 @@ type rowBuilder struct {
 	dimOf  []int // of each axis
 	shared Settings
 	custom []int // indexes of custom axes, by name
-	arch   map[[4]string]string
+	// arch and numbers remember what few distinct values give.
+	arch    map[[4]string]string
+	numbers map[string]string
 	// fixed is the part of the digest that all rows share.
 	fixed []byte
 }
 
 func newRowBuilder(g *boundGroup) *rowBuilder {
-	b := &rowBuilder{g: g, dimOf: make([]int, len(g.axes)), arch: map[[4]string]string{}}
+	b := &rowBuilder{g: g, dimOf: make([]int, len(g.axes)), arch: map[[4]string]string{}, numbers: map[string]string{}}
 	for d, axes := range g.dims {
 		for _, i := range axes {
 			b.dimOf[i] = d
@@ -131,7 +133,7 @@ func newRowBuilder(g *boundGroup) *rowBuilder {
 }
 
 // row makes the row at the given index of each dim. The diagnostic is not nil if
-// the row cannot have the build tag that its template gives.
+// a template gives the row no valid build tag or image.
 func (b *rowBuilder) row(at []int) (Row, *diag.Diagnostic) {
 	g := b.g
 	r := Row{Package: g.pkg.name, Kind: g.kind}
@@ -175,7 +177,26 @@ func (b *rowBuilder) row(at []int) (Row, *diag.Diagnostic) {
 	}
 	r.ID = r.makeID()
 	r.Digest = b.digest(&r)
+	if problem == nil {
+		problem = b.imageProblem(&r)
+	}
 	return r, problem
+}
+
+// imageProblem reports an image whose name lacks a value that the row does not have.
+func (b *rowBuilder) imageProblem(r *Row) *diag.Diagnostic {
+	t, at, _ := b.g.image.pick(r)
+	for _, part := range t.parts {
+		if part.variable != "" && b.value(r, part.variable) == "" {
+			return &diag.Diagnostic{
+				Rule: "image", Pos: at.pos, Width: at.width,
+				Message: fmt.Sprintf("the image needs {%s}, which not every row has", part.variable),
+				Hint:    "give one image per toolkit: image: {cuda: …, default: …}",
+				Related: []diag.Related{{Pos: b.g.group.place.pos, Message: "for example " + r.ID}},
+			}
+		}
+	}
+	return nil
 }
 
 func firstSet(texts ...Text) string {
@@ -287,7 +308,12 @@ func (b *rowBuilder) value(r *Row, name string) string {
 		}
 		return ""
 	case "arch_numbers":
-		return archNumbers(r.Arch)
+		numbers, known := b.numbers[r.Arch]
+		if !known {
+			numbers = archNumbers(r.Arch)
+			b.numbers[r.Arch] = numbers
+		}
+		return numbers
 	}
 	return r.Axis(name)
 }

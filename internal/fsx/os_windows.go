@@ -1,0 +1,72 @@
+package fsx
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/windows"
+)
+
+// syncDir: Windows has no such operation; NTFS journals names.
+func syncDir(dir string) error {
+	_, err := os.Stat(dir)
+	return err
+}
+
+func syncFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil // a read-only file can't be flushed; its writer has done that
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func renameOverEmptyDir(from, to string) error {
+	err := os.Remove(to) // removes an empty folder only
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, windows.ERROR_DIR_NOT_EMPTY) {
+			return ErrNotEmpty
+		}
+		return err
+	}
+	return os.Rename(from, to)
+}
+
+func exchange(string, string) error { return errors.ErrUnsupported }
+
+func preallocate(*os.File, int64, int64) error { return errors.ErrUnsupported }
+
+func copyRange(*os.File, int64, *os.File, int64, int64) (int64, error) { return 0, nil }
+
+// lockRange is one byte far behind the owner's name: locks are mandatory on Windows, and
+// others must be able to read the name.
+func lockRange() *windows.Overlapped { return &windows.Overlapped{OffsetHigh: 1 << 30} }
+
+func tryLock(f *os.File) error {
+	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY
+	err := windows.LockFileEx(windows.Handle(f.Fd()), flags, 0, 1, 0, lockRange())
+	if errors.Is(err, windows.ERROR_LOCK_VIOLATION) || errors.Is(err, windows.ERROR_IO_PENDING) {
+		return errNotOwner
+	}
+	return err
+}
+
+func unlock(f *os.File) error {
+	return windows.UnlockFileEx(windows.Handle(f.Fd()), 0, 1, 0, lockRange())
+}
+
+func freeSpace(path string) (int64, error) {
+	name, err := windows.UTF16PtrFromString(path)
+	if err != nil {
+		return 0, err
+	}
+	var available uint64
+	if err := windows.GetDiskFreeSpaceEx(name, &available, nil, nil); err != nil {
+		return 0, &fs.PathError{Op: "GetDiskFreeSpaceEx", Path: path, Err: err}
+	}
+	return int64(min(available, 1<<63-1)), nil
+}

@@ -152,10 +152,10 @@ bench-plan:
 	  | tee $(CACHE)/bench/plan.txt
 	@grep -q 'BenchmarkPlan/rows=' $(CACHE)/bench/plan.txt || { echo "matrix has no BenchmarkPlan/rows=N" >&2; exit 1; }
 
-## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit)
+## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
 .PHONY: fuzz
 fuzz:
-	@$(GO) run ./scripts/fuzzall -match '$(FUZZ)' -time $(FUZZTIME) $(PKG)
+	@$(GO) run ./scripts/fuzzall -match '$(FUZZ)' -time $(FUZZTIME) $(if $(RECORD),-record) $(PKG)
 
 ## clean: remove bin/ and .cache/
 .PHONY: clean

@@ -10,6 +10,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kiln-build/kiln/compat"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 func mustArchs(t testing.TB, s string) compat.ArchList {
@@ -284,6 +286,7 @@ func FuzzArchList(f *testing.F) {
 	for _, s := range []string{"8.0 8.6;9.0+PTX", "Ampere,native", "sm_90a 120-virtual", "9.0+PTXX", "8.6.0", "gfx90a:xnack+;gfx1100", "compute_86", "…+PTX"} {
 		f.Add(s)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		if l, err := compat.ParseArchList(s); err == nil {
 			again, err := compat.ParseArchList(l.String())

@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/compat"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 // minimal is the smallest table.
@@ -269,6 +271,7 @@ func FuzzLoad(f *testing.F) {
 	f.Add(`{"format": "kiln-compat/1", "override": true, "torch": {"2.14": null}}`)
 	f.Add(`{"format": "kiln-compat/1", "date": "2026-11-15", "cuda": {"12.8": {"confidence": "inferred", "published": [], "host": {"confidence": "verified", "gcc": [1, 2]}}}}`)
 	row := compat.Combo{OS: "linux", Python: "3.12", CUDA: "12.8.1", Torch: "2.9.0", Arch: blackwell}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		if tab, err := compat.Load(strings.NewReader(s)); err == nil {
 			tab.Check(row)

@@ -17,6 +17,8 @@ import (
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 // seedFiles returns every packages.yml that the repository has.
@@ -50,6 +52,7 @@ func FuzzParse(f *testing.F) {
 			f.Add(text)
 		}
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) > 1<<16 {
 			return
@@ -186,6 +189,7 @@ func FuzzSelect(f *testing.F) {
 		f.Add(s)
 	}
 	rows := examplePlan(f).Rows
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := matrix.ParseSelection(text)
 		sources := map[string][]byte{matrix.SelectionSource: []byte(text)}
@@ -299,6 +303,7 @@ func FuzzWords(f *testing.F) {
 	for _, tt := range shlexTable(f) {
 		f.Add(tt.Text)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text string) {
 		words, err := matrix.SplitWords(text)
 		if err != nil {

@@ -25,6 +25,8 @@ import (
 
 	"github.com/kiln-build/kiln/safetensors"
 	"github.com/kiln-build/kiln/tensor"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 // verdict is a line of testdata/headers.jsonl; see testdata/corpus.py.
@@ -288,6 +290,7 @@ func FuzzReadHeader(f *testing.F) {
 	for _, v := range lines[verdict](f, "testdata/headers.jsonl") {
 		f.Add(v.bytes(f))
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		h, err := read(raw)
 		if err != nil {

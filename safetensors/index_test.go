@@ -9,6 +9,8 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/safetensors"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 func TestIndex(t *testing.T) {
@@ -107,6 +109,7 @@ func TestParseIndex(t *testing.T) {
 func FuzzParseIndex(f *testing.F) {
 	f.Add([]byte(`{"metadata":{"total_size":12},"weight_map":{"a":"f","\u00e4\ud83d\ude00":"sub/g"}}`))
 	f.Add([]byte(`{"weight_map":{}}`))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		ix, err := safetensors.ParseIndex(text)
 		if err != nil {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/wheel"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 func FuzzVersion(f *testing.F) {
@@ -15,6 +17,7 @@ func FuzzVersion(f *testing.F) {
 	for i := range referenceOrder[1:] {
 		f.Add(referenceOrder[i], referenceOrder[i+1])
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s, other string) {
 		v, err := wheel.ParseVersion(s)
 		if err != nil {
@@ -51,6 +54,7 @@ func FuzzSpecifier(f *testing.F) {
 		f.Add(s, "2.8.3+cu128.torch2.9")
 		f.Add(s, "1.0.dev1")
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s, version string) {
 		set, err := wheel.ParseSpecifierSet(s)
 		if err != nil {
@@ -93,6 +97,7 @@ func FuzzFilename(f *testing.F) {
 	} {
 		f.Add(s)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		variants := wheel.FilenameOptions{Variants: true}
 		if file, err := wheel.ParseFilenameOptions(s, variants); err == nil {
@@ -139,6 +144,7 @@ func FuzzRequirement(f *testing.F) {
 	} {
 		f.Add(s)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, s string) {
 		r, err := wheel.ParseRequirement(s)
 		if err != nil {

@@ -15,6 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kiln-build/kiln/wheel"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 // A build works with one minor version of torch only; its METADATA says so.
@@ -318,6 +320,7 @@ func FuzzMetadata(f *testing.F) {
 	for _, c := range readMetadataCorpus(f) {
 		f.Add(c.data(), "torch", "==2.9.*")
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte, name, value string) {
 		m, err := wheel.ParseMetadata(data)
 		if err != nil {

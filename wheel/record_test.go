@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kiln-build/kiln/wheel"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 func TestRecord(t *testing.T) {
@@ -196,6 +198,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte("\"a\"\"b\",,\n\n\r\né,,0\n"))
 	f.Add([]byte("Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py2.py3-none-any\nBuild: 1\n\n"))
 	f.Add([]byte("Wheel-Version: 1.9\r\nTag: cp312-abi3-linux_x86_64\r\n\r\nbody"))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if rec, err := wheel.ParseRecord(data); err == nil {
 			out, err := rec.Bytes()

@@ -23,6 +23,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/wheel"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -464,6 +466,7 @@ func FuzzArchive(f *testing.F) {
 			f.Add(data, "")
 		}
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte, label string) {
 		const name = "Golden.Demo-1.0-py2.py3-none-any.whl"
 		limits := wheel.Limits{Inflated: 1 << 20} // keeps the fuzzer fast
@@ -499,6 +502,7 @@ func FuzzRewrite(f *testing.F) {
 	f.Add("é, \"x\".py", "A.py", "", "\ufeff"+strings.ReplaceAll(meta, "\n", "\r\n"), info+"body", "", uint8(1))
 	f.Add("a/b", "Golden.Demo-1.0.dist-info/x", "y", strings.Replace(meta, "1.0\n", "1.0+x", 1), "Wheel-Version: 1.0\nBuild: 7", "x", uint8(2))
 	f.Add("golden_demo-1.0+z.data/scripts/a", "golden_demo-1.0+z.dist-info", "y", meta, info, "z", uint8(3))
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, file1, file2, content, meta, info, label string, how uint8) {
 		if len(file1) > 2000 || len(file2) > 2000 { // lengths are 16 bits
 			return

@@ -4,6 +4,8 @@
 //	TARGET                  RESULT  EXECS    NEW  TOTAL
 //	./wheel.FuzzParseName   ok      1203441  12   148
 //
+// With -record the inputs worth keeping are added to the corpora that are checked in.
+//
 // EXECS is how many inputs were tried, NEW how many of them reached code that no
 // earlier input had, TOTAL how many such inputs are in the fuzzer's cache. It fails
 // if any target fails; the go command then says which input did it and where that is kept.
@@ -20,6 +22,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -27,6 +30,8 @@ import (
 	"sync"
 	"text/tabwriter"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 // atOnce is how many targets run at the same time. Each gets an equal share of the cores.
@@ -35,13 +40,14 @@ const atOnce = 2
 func main() {
 	match := flag.String("match", ".", "run only targets whose package.Name matches this `regexp`")
 	length := flag.Duration("time", 30*time.Second, "how long each target runs")
+	record := flag.Bool("record", false, "add what was found to testdata/corpus of each package")
 	flag.Parse()
 	packages := flag.Args()
 	if len(packages) == 0 {
 		packages = []string{"./..."}
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Stdout, *match, *length, packages)
+	err := run(ctx, os.Stdout, *match, *length, *record, packages)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "fuzzall:", err)
@@ -49,7 +55,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, w io.Writer, match string, length time.Duration, packages []string) error {
+func run(ctx context.Context, w io.Writer, match string, length time.Duration, record bool, packages []string) error {
 	re, err := regexp.Compile(match)
 	if err != nil {
 		return err
@@ -104,15 +110,37 @@ func run(ctx context.Context, w io.Writer, match string, length time.Duration, p
 	if failed > 0 {
 		return fmt.Errorf("%d of %d targets failed", failed, len(targets))
 	}
+	if record {
+		return recordAll(ctx, w, targets)
+	}
+	return nil
+}
+
+// recordAll adds the fuzzer's cache to the corpora that are checked in.
+func recordAll(ctx context.Context, w io.Writer, targets []target) error {
+	cache, err := exec.CommandContext(ctx, "go", "env", "GOCACHE").Output()
+	if err != nil {
+		return err
+	}
+	for _, t := range targets {
+		n, err := fuzzcorpus.Record(filepath.Join(strings.TrimSpace(string(cache)), "fuzz", t.pkg, t.name), t.dir(), t.name)
+		if err != nil {
+			return fmt.Errorf("record %s: %w", t, err)
+		}
+		fmt.Fprintf(w, "%s: %d inputs kept\n", t, n)
+	}
 	return nil
 }
 
 // target is one fuzz function.
 type target struct{ pkg, name string }
 
-func (t target) String() string {
+func (t target) String() string { return t.dir() + "." + t.name }
+
+// dir is the package's folder, as make is run in the root of the module.
+func (t target) dir() string {
 	const module = "github.com/kiln-build/kiln"
-	return "." + strings.TrimPrefix(t.pkg, module) + "." + t.name
+	return "." + strings.TrimPrefix(t.pkg, module)
 }
 
 // list asks the test binaries for their fuzz functions.

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kiln-build/kiln/exl2"
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/matrix"
+)
+
+func (a *app) modelCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "model",
+		Short: "Compile, inspect and verify EXL2 models",
+		Long: `Turns a finished EXL2 quantization into a folder that exllamav2, TabbyAPI and
+text-generation interfaces load, and looks into such folders. Needs no GPU and no Python.`,
+		Example: "  kiln model compile --job work/ --out my-model-exl2-4.0bpw",
+	}
+	cmd.AddCommand(a.modelCompileCommand(), a.modelPlanCommand(), a.modelInspectCommand(), a.modelVerifyCommand())
+	return cmd
+}
+
+// compileFlags are the flags that decide what a compile writes.
+type compileFlags struct {
+	job, model, out string
+	compat          bool
+	shardSize       string
+	manifest        string
+	skip            []string
+	asJSON          bool
+}
+
+func (f *compileFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.job, "job", "", "the converter's working `folder`, with job_new.json and out_tensor/ (required)")
+	flags.StringVar(&f.model, "model", "", "the source model `folder` (default: the one in the job)")
+	flags.StringVar(&f.out, "out", "", "the `folder` to write (default: the one in the job)")
+	flags.BoolVar(&f.compat, "compat", false, "write the files of the original converter, byte for byte")
+	flags.StringVar(&f.shardSize, "shard-size", "", "largest `size` of the tensors of a shard, such as \"8 GiB\", or \"none\" (default: the job's)")
+	flags.StringVar(&f.manifest, "manifest", "", "write the manifest to this `file` (default: into the folder, with --compat nowhere)")
+	flags.StringSliceVar(&f.skip, "skip", nil, "patterns of source files not to copy (default "+fmt.Sprint(exl2.DefaultSkip())+")")
+	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
+	_ = cmd.MarkFlagRequired("job")
+	for _, name := range []string{"job", "model", "out"} {
+		_ = cmd.MarkFlagDirname(name)
+	}
+}
+
+// plan reads the inputs and plans. Problems of the inputs are in the error.
+func (f *compileFlags) plan(ctx context.Context) (*exl2.Plan, error) {
+	opts := exl2.PlanOptions{Out: f.out, ManifestPath: f.manifest, Skip: f.skip}
+	if f.compat {
+		opts.Mode = exl2.Compat
+	}
+	switch f.shardSize {
+	case "":
+	case "none":
+		opts.ShardBytes = -1
+	default:
+		size, err := matrix.ParseSize(f.shardSize)
+		if err != nil {
+			return nil, fmt.Errorf("--shard-size: %w", err)
+		}
+		opts.ShardBytes = size
+	}
+	inventory, problems := exl2.ReadInventory(ctx, exl2.Options{WorkDir: f.job, ModelDir: f.model})
+	if inventory == nil {
+		return nil, problems.Err()
+	}
+	return inventory.Plan(opts)
+}
+
+// printProblems lists all problems, which the error of a Problems does not, and turns
+// the error into a count.
+func (a *app) printProblems(err error, asJSON bool) error {
+	var problems exl2.Problems
+	if !errors.As(err, &problems) {
+		return err
+	}
+	if asJSON {
+		if err := a.printJSON(map[string]any{"problems": problems}); err != nil {
+			return err
+		}
+	}
+	for _, p := range problems {
+		fmt.Fprintln(a.stderr, p)
+	}
+	return fmt.Errorf("%s; nothing was written", ui.Count(len(problems), "problem"))
+}
+
+func (a *app) modelPlanCommand() *cobra.Command {
+	var flags compileFlags
+	cmd := &cobra.Command{
+		Use:     "plan",
+		Short:   "Show what a compile would write, and everything that is missing",
+		Example: "  kiln model plan --job work/ --out my-model-exl2",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := flags.plan(cmd.Context())
+			if err != nil {
+				return a.printProblems(err, flags.asJSON)
+			}
+			if flags.asJSON {
+				return a.printJSON(p)
+			}
+			return p.WriteText(a.stdout)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+func (a *app) modelCompileCommand() *cobra.Command {
+	var flags compileFlags
+	var dryRun, replace, strict bool
+	var hash string
+	cmd := &cobra.Command{
+		Use:   "compile",
+		Short: "Assemble a finished EXL2 quantization into a model folder",
+		Long: `Checks all inputs, then writes the folder beside its final place and renames it when
+everything is on disk. Run again after an interruption, it goes on where it stopped. The
+sources are only read.`,
+		Example: "  kiln model compile --job work/ --model llama-3-8b/ --out llama-3-8b-exl2-4.0bpw",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if hash != "on" && hash != "off" {
+				return fmt.Errorf("--hash %q: use on or off", hash)
+			}
+			p, err := flags.plan(cmd.Context())
+			if err != nil {
+				return a.printProblems(err, flags.asJSON)
+			}
+			if dryRun {
+				if flags.asJSON {
+					return a.printJSON(p)
+				}
+				return p.WriteText(a.stdout)
+			}
+			progress := ui.NewProgress(a.stderr, a.err, filepath.Base(p.Out))
+			result, err := exl2.Write(cmd.Context(), p, exl2.WriteOptions{
+				NoHash: hash == "off", Strict: strict, Replace: replace, Log: a.log,
+				Progress: func(p exl2.Progress) { progress.Set(p.Done, p.Total) },
+			})
+			progress.Close()
+			if err != nil {
+				return a.printProblems(err, flags.asJSON)
+			}
+			for _, n := range result.NonFinite {
+				fmt.Fprintf(a.stderr, "warning: %v\n", n)
+			}
+			if flags.asJSON {
+				return a.printJSON(result)
+			}
+			resumed := ""
+			if result.Resumed > 0 {
+				resumed = fmt.Sprintf(" (%s taken over from an interrupted run)", ui.Count(result.Resumed, "shard"))
+			}
+			_, err = fmt.Fprintf(a.stdout, "%s: %s in %s%s, %s, %s/s\n", result.Out, ui.Bytes(result.Bytes), ui.Count(result.Shards, "shard"), resumed,
+				ui.Duration(result.Elapsed), ui.Bytes(int64(float64(result.Bytes)/max(result.Elapsed.Seconds(), 1e-3))))
+			return err
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the plan and write nothing")
+	cmd.Flags().BoolVar(&replace, "replace", false, "replace an existing folder, whole and in one step")
+	cmd.Flags().BoolVar(&strict, "strict", false, "stop at values that half precision cannot hold, instead of counting them")
+	cmd.Flags().StringVar(&hash, "hash", "on", "whether to compute SHA-256 digests on the way: on or off")
+	complete(cmd, "hash", "on", "off")
+	return cmd
+}
+
+func (a *app) modelInspectCommand() *cobra.Command {
+	var asJSON bool
+	var html string
+	cmd := &cobra.Command{
+		Use:     "inspect FOLDER",
+		Short:   "Show what is in an EXL2 model: bits per weight by layer and module, sizes, groups",
+		Example: "  kiln model inspect my-model-exl2 --html report.html",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			info, err := exl2.Inspect(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			if html != "" {
+				if err := writeReport(html, info.WriteHTML); err != nil {
+					return err
+				}
+			}
+			switch {
+			case asJSON:
+				err = a.printJSON(info)
+			case html == "":
+				err = info.WriteText(a.stdout, a.out.Color)
+			default:
+				_, err = fmt.Fprintln(a.stdout, "written to", html)
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&html, "html", "", "write a page with a heat map to this `file`")
+	return cmd
+}
+
+// writeReport writes a file that is complete or not there.
+func writeReport(path string, write func(io.Writer) error) error {
+	var page bytes.Buffer
+	if err := write(&page); err != nil {
+		return err
+	}
+	return fsx.WriteFile(path, page.Bytes(), 0o644)
+}
+
+func (a *app) modelVerifyCommand() *cobra.Command {
+	var asJSON bool
+	var opts exl2.VerifyOptions
+	var hash string
+	cmd := &cobra.Command{
+		Use:   "verify FOLDER",
+		Short: "Check a model against its manifest, the rules of EXL2 and its source",
+		Long: `Re-reads every file and compares it with the manifest, checks the invariants of all
+quantized matrices, and with --model converts the float tensors of the source again and
+compares them. Exit code 1 means that something is wrong with the model.`,
+		Example: "  kiln model verify my-model-exl2 --model llama-3-8b/",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if hash != "on" && hash != "off" {
+				return fmt.Errorf("--hash %q: use on or off", hash)
+			}
+			if _, err := os.Stat(args[0]); err != nil {
+				return err
+			}
+			progress := ui.NewProgress(a.stderr, a.err, filepath.Base(args[0]))
+			opts.NoHash = hash == "off"
+			opts.Progress = func(p exl2.Progress) { progress.Set(p.Done, p.Total) }
+			report, err := exl2.Verify(cmd.Context(), args[0], opts)
+			progress.Close()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				if err := a.printJSON(report); err != nil {
+					return err
+				}
+			}
+			for _, p := range report.Problems {
+				fmt.Fprintln(a.stderr, p)
+			}
+			if !report.OK() {
+				return rowsFailedError{fmt.Errorf("%s: %s", args[0], ui.Count(len(report.Problems), "problem"))}
+			}
+			if asJSON {
+				return nil
+			}
+			for _, n := range report.Notices {
+				fmt.Fprintln(a.stderr, "note:", n)
+			}
+			against := "no manifest"
+			if report.Manifest {
+				against = fmt.Sprintf("%s and %s as in the manifest", ui.Count(report.Files, "file"), ui.Count(report.Tensors, "tensor"))
+			}
+			_, err = fmt.Fprintf(a.stdout, "%s: good (%s; %s checked; %s compared with the source)\n",
+				report.Dir, against, ui.Count(report.Matrices, "quantized layer"), ui.Count(report.Sources, "tensor"))
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVar(&opts.ModelDir, "model", "", "the source model `folder`, to compare float tensors with")
+	cmd.Flags().StringVar(&opts.ManifestPath, "manifest", "", "the manifest `file` (default: the one in the folder)")
+	cmd.Flags().StringVar(&hash, "hash", "on", "whether to compare digests: on or off")
+	complete(cmd, "hash", "on", "off")
+	return cmd
+}

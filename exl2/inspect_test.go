@@ -1,0 +1,179 @@
+package exl2
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestInspect(t *testing.T) {
+	dir := t.TempDir()
+	fx := &fixture{Seed: 21, Arch: "MixtralForCausalLM", Limit: 0.1, Set: map[string]any{"num_local_experts": 3, "num_hidden_layers": 2}}
+	fx.make(t, dir)
+	if err := compileFixture(t, fx, PlanOptions{}, WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	info, err := Inspect(t.Context(), fx.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(info.Problems) > 0 || info.Architecture != fx.Arch || len(info.Layers) != 2 || info.Quantized != 2*(4+9)+1 {
+		t.Errorf("got %+v", info)
+	}
+	l := info.Layers[0]
+	if len(l.Cells) != 7 || l.Cells[0].Type != "self_attn.q_proj" || l.Cells[6].Type != "block_sparse_moe.experts.*.w2" || l.Cells[6].Count != 3 {
+		t.Errorf("layer 0: %+v", l.Cells)
+	}
+	// The average by hand, from the files of the converter.
+	var bytesAll, weights int64
+	paths, _ := filepath.Glob(filepath.Join(fx.work, "out_tensor", "*.safetensors"))
+	for _, p := range paths {
+		h, err := readHeader(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var k, n int64
+		for _, e := range h.tensors {
+			bytesAll += e.Size
+			if strings.HasSuffix(e.Name, ".q_invperm") {
+				k = e.Shape[0]
+			}
+			if strings.HasSuffix(e.Name, ".q_weight") {
+				n = e.Shape[1]
+			}
+		}
+		weights += k * n
+	}
+	if want := float64(8*bytesAll) / float64(weights); math.Abs(info.AllBits-want) > 1e-9 {
+		t.Errorf("%v bits per weight, want %v", info.AllBits, want)
+	}
+	if info.QuantBytes != bytesAll {
+		t.Errorf("%d bytes quantized, want %d", info.QuantBytes, bytesAll)
+	}
+
+	var text bytes.Buffer
+	if err := info.WriteText(&text, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"MixtralForCausalLM", "q_proj", "*.w2", "lm_head"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("text has no %q:\n%s", want, text.String())
+		}
+	}
+	var page bytes.Buffer
+	if err := info.WriteHTML(&page); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(page.String(), "http") || !strings.Contains(page.String(), "<svg") {
+		t.Error("the page is not self-contained")
+	}
+	svg := page.String()[strings.Index(page.String(), "<svg"):]
+	svg = svg[:strings.Index(svg, "</svg>")+6]
+	dec := xml.NewDecoder(strings.NewReader(svg))
+	for {
+		if _, err := dec.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("svg: %v", err)
+		}
+	}
+	if _, err := json.Marshal(info); err != nil {
+		t.Error(err)
+	}
+	if _, err := Inspect(t.Context(), t.TempDir()); err == nil {
+		t.Error("an empty folder is a model")
+	}
+}
+
+func TestVerifyFindsDamage(t *testing.T) {
+	flip := func(name func(*Plan) string, at func(*Plan) int64) func(*testing.T, *fixture, *Plan) {
+		return func(t *testing.T, fx *fixture, p *Plan) {
+			path := filepath.Join(fx.out, name(p))
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			data[at(p)] ^= 1
+			if err := os.WriteFile(path, data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	first := func(p *Plan) string { return p.Shards[0].Name }
+	weight := func(p *Plan) int64 {
+		i := slices.IndexFunc(p.Shards[0].Tensors, func(t PlannedTensor) bool { return strings.HasSuffix(t.Name, ".q_weight") })
+		return p.Shards[0].Tensors[i].Offset
+	}
+	tests := []struct {
+		name string
+		edit func(*testing.T, *fixture, *Plan)
+		opts VerifyOptions
+		want string // "" means nothing is found
+	}{
+		{"nothing", func(*testing.T, *fixture, *Plan) {}, VerifyOptions{}, ""},
+		{"a weight", flip(first, weight), VerifyOptions{}, "sha256"},
+		{"a weight, not hashed", flip(first, weight), VerifyOptions{NoHash: true}, ""},
+		{"config", func(t *testing.T, fx *fixture, _ *Plan) {
+			editJSON(t, filepath.Join(fx.out, ConfigFile), func(m map[string]any) { delete(m, "quantization_config") })
+		}, VerifyOptions{}, "quant_method"},
+		{"missing shard", func(t *testing.T, fx *fixture, p *Plan) { os.Remove(filepath.Join(fx.out, p.Shards[1].Name)) }, VerifyOptions{}, "not in the folder"},
+		{"stranger", func(t *testing.T, fx *fixture, p *Plan) {
+			if err := writeSafetensors(filepath.Join(fx.out, "output_temp_1.safetensors"), nil, false); err != nil {
+				t.Fatal(err)
+			}
+		}, VerifyOptions{}, "not in the manifest"},
+		{"truncated", func(t *testing.T, fx *fixture, p *Plan) {
+			if err := os.Truncate(filepath.Join(fx.out, first(p)), p.Shards[0].Size-2); err != nil {
+				t.Fatal(err)
+			}
+		}, VerifyOptions{}, "bytes"},
+		{"float tensor against the source", func(t *testing.T, fx *fixture, p *Plan) {
+			os.Remove(filepath.Join(fx.out, ManifestName))
+			for _, s := range p.Shards {
+				for _, tn := range s.Tensors {
+					if tn.Name == "model.norm.weight" {
+						flip(func(*Plan) string { return s.Name }, func(*Plan) int64 { return tn.Offset })(t, fx, p)
+					}
+				}
+			}
+		}, VerifyOptions{ModelDir: "model"}, "differs from the source"},
+		{"index", func(t *testing.T, fx *fixture, p *Plan) {
+			os.Remove(filepath.Join(fx.out, ManifestName))
+			editJSON(t, filepath.Join(fx.out, IndexFile), func(m map[string]any) { delete(m["weight_map"].(map[string]any), "lm_head.q_weight") })
+		}, VerifyOptions{}, "wrong about 1 tensors"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			fx := llama(t, t.TempDir())
+			p := planFixture(t, fx, PlanOptions{})
+			if _, err := Write(t.Context(), p, WriteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			tt.edit(t, fx, p)
+			if tt.opts.ModelDir != "" {
+				tt.opts.ModelDir = fx.model
+			}
+			rep, err := Verify(t.Context(), fx.out, tt.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.want == "" {
+				if !rep.OK() {
+					t.Error(rep.Problems)
+				}
+				return
+			}
+			if !strings.Contains(rep.Problems.Error(), tt.want) {
+				t.Errorf("want %q, got %v", tt.want, rep.Problems)
+			}
+		})
+	}
+}

@@ -1,0 +1,306 @@
+package exl2
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kiln-build/kiln/internal/fsx"
+)
+
+// chunk is a buffer on its way from the producer to the file and to the two digests.
+type chunk struct {
+	buf  []byte
+	n    int
+	off  int64
+	segs []segment
+	refs atomic.Int32 // consumers that still need it
+}
+
+// segment is the part of a chunk that belongs to one tensor, or to the header.
+type segment struct {
+	n    int
+	last bool // the tensor ends here
+	data bool // false for the header
+}
+
+// inputs keeps the file that was read last open; tensors of one file mostly come one after the other.
+type inputs struct {
+	plan *Plan
+	at   int
+	file *os.File
+}
+
+func (s *inputs) open(i int) (*os.File, error) {
+	if s.file != nil && s.at == i {
+		return s.file, nil
+	}
+	s.close()
+	f, err := openInput(s.plan.Inputs[i])
+	if err != nil {
+		return nil, err
+	}
+	s.at, s.file = i, f
+	return f, nil
+}
+
+func (s *inputs) close() {
+	if s.file != nil {
+		s.file.Close() //nolint:errcheck // only read
+		s.file = nil
+	}
+}
+
+// streamShard writes a shard in order through a fixed set of buffers. Reading and converting, writing, the digest of the file
+// and the digests of the tensors are four goroutines, so hashing costs another processor, not time.
+func (w *writer) streamShard(ctx context.Context, f *os.File, s *Shard, rec *shardRecord) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	free := make(chan *chunk, buffersPerWorker)
+	for range buffersPerWorker {
+		free <- &chunk{buf: make([]byte, w.opts.BufferBytes)}
+	}
+	consume := func(use func(*chunk) error) (chan<- *chunk, func()) {
+		in := make(chan *chunk, buffersPerWorker)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for c := range in {
+				if ctx.Err() == nil {
+					if err := use(c); err != nil {
+						cancel(err)
+					}
+				}
+				if c.refs.Add(-1) == 0 {
+					free <- c
+				}
+			}
+		}()
+		return in, func() { close(in); <-done }
+	}
+
+	whole := sha256.New()
+	tensors := &tensorHasher{h: sha256.New()}
+	write, waitWrite := consume(func(c *chunk) error {
+		_, err := f.WriteAt(c.buf[:c.n], c.off)
+		w.advance(int64(c.n))
+		return err
+	})
+	sumFile, waitFile := consume(func(c *chunk) error { whole.Write(c.buf[:c.n]); return nil })
+	sumTensors, waitTensors := consume(func(c *chunk) error { tensors.add(c); return nil })
+
+	err := w.produce(ctx, s, rec, free, func(c *chunk) {
+		c.refs.Store(3)
+		write <- c
+		sumFile <- c
+		sumTensors <- c
+	})
+	if err != nil {
+		cancel(err)
+	}
+	waitWrite()
+	waitFile()
+	waitTensors()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	rec.SHA256 = hex.EncodeToString(whole.Sum(nil))
+	rec.Tensors = tensors.sums
+	return nil
+}
+
+type tensorHasher struct {
+	h    hash.Hash
+	sums []string
+}
+
+func (t *tensorHasher) add(c *chunk) {
+	at := 0
+	for _, s := range c.segs {
+		if s.data {
+			t.h.Write(c.buf[at : at+s.n])
+			if s.last {
+				t.sums = append(t.sums, hex.EncodeToString(t.h.Sum(nil)))
+				t.h.Reset()
+			}
+		}
+		at += s.n
+	}
+}
+
+// produce fills chunks with the bytes of the shard, from the header to the last tensor.
+func (w *writer) produce(ctx context.Context, s *Shard, rec *shardRecord, free <-chan *chunk, emit func(*chunk)) error {
+	header, err := w.plan.shardHeader(s)
+	if err != nil {
+		return err
+	}
+	src := &inputs{plan: w.plan}
+	defer src.close()
+	maps := roundTripMaps{}
+	scratch := make([]byte, 64<<10)
+
+	var cur *chunk
+	var off int64
+	flush := func() {
+		if cur != nil && cur.n > 0 {
+			off += int64(cur.n)
+			emit(cur)
+			cur = nil
+		}
+	}
+	// copyFrom puts n bytes of r into chunks.
+	copyFrom := func(r io.Reader, n int64, data bool) error {
+		for first := true; first || n > 0; first = false {
+			if cur == nil {
+				select {
+				case cur = <-free:
+					cur.n, cur.off, cur.segs = 0, off, cur.segs[:0]
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+			}
+			k := int(min(n, int64(len(cur.buf)-cur.n)))
+			if _, err := io.ReadFull(r, cur.buf[cur.n:cur.n+k]); err != nil {
+				return err
+			}
+			cur.n += k
+			n -= int64(k)
+			cur.segs = append(cur.segs, segment{n: k, last: n == 0, data: data})
+			if cur.n == len(cur.buf) {
+				flush()
+			}
+		}
+		return nil
+	}
+
+	if err := copyFrom(bytes.NewReader(header), int64(len(header)), false); err != nil {
+		return err
+	}
+	for i := range s.Tensors {
+		t := &s.Tensors[i]
+		f, err := src.open(t.From.Input)
+		if err != nil {
+			return err
+		}
+		if t.Convert == nil {
+			err = copyFrom(io.NewSectionReader(f, t.From.Offset, t.From.Size), t.Size, true)
+		} else {
+			c := newConverter(f, &t.Tensor, maps.get(t.Convert), scratch)
+			err = copyFrom(c, t.Size, true)
+			rec.note(t.Name, c)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", t.Name, err)
+		}
+	}
+	flush()
+	return nil
+}
+
+// note records values of a converted tensor that did not survive.
+func (r *shardRecord) note(name string, c *converter) {
+	if c.loss.Overflow > 0 || c.loss.NaN > 0 {
+		r.Values = append(r.Values, NonFinite{Tensor: name, Overflow: c.loss.Overflow, NaN: c.loss.NaN})
+	}
+}
+
+// span is a run of bytes that is contiguous in the input and in the shard.
+type span struct {
+	input  int
+	src    int64
+	dst, n int64
+	t      *PlannedTensor // set for a tensor that is converted
+}
+
+// spanBytes cuts long runs so that several workers share them.
+const spanBytes = 64 << 20
+
+func spans(s *Shard) []span {
+	var out []span
+	for i := range s.Tensors {
+		t := &s.Tensors[i]
+		if t.Convert != nil {
+			out = append(out, span{input: t.From.Input, dst: t.Offset, n: t.Size, t: t})
+			continue
+		}
+		if k := len(out) - 1; k >= 0 && out[k].t == nil && out[k].input == t.From.Input &&
+			out[k].src+out[k].n == t.From.Offset && out[k].dst+out[k].n == t.Offset {
+			out[k].n += t.Size
+			continue
+		}
+		out = append(out, span{input: t.From.Input, src: t.From.Offset, dst: t.Offset, n: t.Size})
+	}
+	var cut []span
+	for _, sp := range out {
+		for sp.t == nil && sp.n > spanBytes {
+			cut = append(cut, span{input: sp.input, src: sp.src, dst: sp.dst, n: spanBytes})
+			sp.src, sp.dst, sp.n = sp.src+spanBytes, sp.dst+spanBytes, sp.n-spanBytes
+		}
+		cut = append(cut, sp)
+	}
+	return cut
+}
+
+// copyShard writes a shard without looking at its bytes: ranges in parallel, copied by the kernel where it can.
+func (w *writer) copyShard(ctx context.Context, f *os.File, s *Shard, rec *shardRecord) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	header, err := w.plan.shardHeader(s)
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteAt(header, 0); err != nil {
+		return err
+	}
+	w.advance(int64(len(header)))
+	list := spans(s)
+	var mu sync.Mutex
+	parallel(ctx, w.opts.Workers, len(list), func(i int) {
+		if err := w.span(f, list[i], rec, &mu); err != nil {
+			cancel(err)
+		}
+	})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	rec.sortValues()
+	return nil
+}
+
+func (w *writer) span(dst *os.File, sp span, rec *shardRecord, mu *sync.Mutex) error {
+	src, err := openInput(w.plan.Inputs[sp.input])
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	if sp.t == nil {
+		n, err := fsx.CopyRange(dst, sp.dst, src, sp.src, sp.n)
+		w.advance(n)
+		return err
+	}
+	buf := make([]byte, 2*(64<<10))
+	c := newConverter(src, &sp.t.Tensor, sp.t.Convert.roundTrips(), buf[64<<10:])
+	buf = buf[:64<<10]
+	for at := int64(0); at < sp.n; {
+		k := min(sp.n-at, int64(len(buf)))
+		if _, err := io.ReadFull(c, buf[:k]); err != nil {
+			return fmt.Errorf("%s: %w", sp.t.Name, err)
+		}
+		if _, err := dst.WriteAt(buf[:k], sp.dst+at); err != nil {
+			return err
+		}
+		at += k
+		w.advance(k)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	rec.note(sp.t.Name, c)
+	return nil
+}

@@ -1,0 +1,55 @@
+package fuzzcorpus_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+)
+
+func TestRecord(t *testing.T) {
+	cache, dir := t.TempDir(), t.TempDir()
+	for name, input := range map[string]string{
+		"a": "go test fuzz v1\nstring(\"x\\n\\xff\")\n[]byte(\"1\")\n",
+		"b": "go test fuzz v1\nstring(\"longer text\")\n[]byte(\"\")\n",
+		"c": "go test fuzz v1\nstring(\"other\")\n",
+		"d": "not an input",
+		"e": "go test fuzz v1\nstring(\"" + strings.Repeat("x", 1<<20) + "\")\n[]byte(\"\")\n",
+	} {
+		if err := os.WriteFile(filepath.Join(cache, name), []byte(input), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var first []byte
+	for range 2 { // recording again changes nothing
+		if n, err := fuzzcorpus.Record(cache, dir, "FuzzX"); err != nil || n != 2 {
+			t.Fatalf("Record = %d, %v, want 2 inputs", n, err)
+		}
+		packed, err := os.ReadFile(filepath.Join(dir, "testdata", "corpus", "FuzzX.gz"))
+		if err != nil || first != nil && string(packed) != string(first) {
+			t.Fatalf("the second recording differs (%v)", err)
+		}
+		first = packed
+	}
+	got, err := fuzzcorpus.Inputs(dir, "FuzzX")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := [][]any{{"x\n\xff", []byte("1")}, {"longer text", []byte("")}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestNothingRecorded(t *testing.T) {
+	if n, err := fuzzcorpus.Record(filepath.Join(t.TempDir(), "absent"), t.TempDir(), "FuzzX"); n != 0 || err != nil {
+		t.Errorf("Record = %d, %v", n, err)
+	}
+	if got, err := fuzzcorpus.Inputs(t.TempDir(), "FuzzX"); len(got) != 0 || err != nil {
+		t.Errorf("Inputs = %v, %v", got, err)
+	}
+}

@@ -198,16 +198,21 @@ func rightName(name, version string, tail []string) string {
 }
 
 // looksLikeTag reports whether two parts are surely a Python and a platform
-// tag, which with variants keeps a platform from being taken for a label.
+// tag, which with variants keeps a platform from being taken for a label. Case
+// and order in a set do not count, so that a name and its canonical form are
+// judged alike.
 func looksLikeTag(python, platform string) bool {
-	if len(python) < 3 || !isDigit(python[2]) || !slices.Contains([]string{"py", "cp", "pp", "ip", "jy"}, python[:2]) {
-		return false
-	}
-	if platform == "any" || platform == "win32" {
-		return true
-	}
-	system, _, ok := strings.Cut(platform, "_")
-	return ok && slices.Contains([]string{"linux", "win", "macosx", "manylinux", "manylinux1", "manylinux2010", "manylinux2014", "musllinux"}, system)
+	return anyMember(python, func(tag string) bool {
+		return len(tag) > 2 && isDigit(tag[2]) && slices.Contains([]string{"py", "cp", "pp", "ip", "jy"}, tag[:2])
+	}) && anyMember(platform, func(tag string) bool {
+		system, _, ok := strings.Cut(tag, "_")
+		return tag == "any" || tag == "win32" ||
+			ok && slices.Contains([]string{"linux", "win", "macosx", "manylinux", "manylinux1", "manylinux2010", "manylinux2014", "musllinux"}, system)
+	})
+}
+
+func anyMember(set string, is func(string) bool) bool {
+	return slices.ContainsFunc(strings.Split(strings.ToLower(set), "."), is)
 }
 
 func first(s string) byte {

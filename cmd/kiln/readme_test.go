@@ -17,6 +17,9 @@ func TestReadme(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := os.MkdirAll("bin", 0o755); err != nil { // where the examples write
+		t.Fatal(err)
+	}
 	ran := 0
 	for _, block := range regexp.MustCompile("(?s)```console\n(.*?)```").FindAllStringSubmatch(string(readme), -1) {
 		for example := range strings.SplitSeq(strings.TrimPrefix(block[1], "$ "), "\n$ ") {

@@ -97,7 +97,7 @@ func load(loader *yaml.Decoder, n *yaml.Node) (err error) {
 type decoder struct {
 	file   string
 	text   []byte
-	lines  []string // of text
+	lines  []string // of text, see source
 	list   diag.List
 	values int
 	depth  int
@@ -177,11 +177,18 @@ func conflictMarker(text []byte) int {
 // inside returns the position, or the end of the file if that comes first: the YAML
 // library adds a line end to a last line without one.
 func (d *decoder) inside(line, column int) diag.Pos {
-	lines := bytes.Split(d.text, []byte("\n"))
-	if line > len(lines) {
-		line, column = len(lines), 1+utf8.RuneCount(lines[len(lines)-1])
+	if lines := d.source(); line > len(lines) {
+		line, column = len(lines), 1+utf8.RuneCountInString(lines[len(lines)-1])
 	}
 	return diag.Pos{File: d.file, Line: line, Column: column}
+}
+
+// source returns the lines of the text.
+func (d *decoder) source() []string {
+	if d.lines == nil {
+		d.lines = strings.Split(string(d.text), "\n")
+	}
+	return d.lines
 }
 
 // value decodes n into the value that out points to.
@@ -422,7 +429,7 @@ func (d *decoder) merged(n *yaml.Node, depth int, yield func(k, v *yaml.Node) bo
 
 // place returns the position of a node and how far its value reaches.
 func (d *decoder) place(n *yaml.Node) place {
-	p := place{pos: diag.Pos{File: d.file, Line: n.Line, Column: n.Column}, width: 1, lead: -1}
+	p := place{pos: d.inside(n.Line, n.Column), width: 1, lead: -1}
 	if n.Kind != yaml.ScalarNode {
 		return p
 	}
@@ -443,13 +450,10 @@ func (d *decoder) place(n *yaml.Node) place {
 
 // from returns the rest of a line from a position on.
 func (d *decoder) from(pos diag.Pos) string {
-	if d.lines == nil {
-		d.lines = strings.Split(string(d.text), "\n")
-	}
-	if pos.Line < 1 || pos.Line > len(d.lines) {
+	if pos.Line < 1 || pos.Line > len(d.source()) {
 		return ""
 	}
-	line := d.lines[pos.Line-1]
+	line := d.source()[pos.Line-1]
 	for range pos.Column - 1 {
 		_, n := utf8.DecodeRuneInString(line)
 		line = line[n:]

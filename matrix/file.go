@@ -751,7 +751,7 @@ func (c *checker) settings(p *pkg, g *group) {
 	c.archFits(p, g)
 	c.wheelTag(s.WheelTag)
 	if s.Platform.IsSet() {
-		if _, err := wheel.ParseTag("py3-none-" + s.Platform.Value); err != nil || strings.Contains(s.Platform.Value, ".") {
+		if tags, err := wheel.ParseTag("py3-none-" + s.Platform.Value); err != nil || len(tags) != 1 || tags[0].Platform != s.Platform.Value {
 			c.errorf(s.Platform.place, "platform", `write it like "linux_x86_64"`, "%q is not a wheel platform tag", s.Platform.Value)
 		}
 	}
@@ -815,7 +815,7 @@ func (c *checker) wheelTag(t Text) {
 	if !t.IsSet() {
 		return
 	}
-	if tags, err := wheel.ParseTag(t.Value + "-any"); err != nil || len(tags) != 1 {
+	if tags, err := wheel.ParseTag(t.Value + "-any"); err != nil || len(tags) != 1 || tags[0].String() != t.Value+"-any" {
 		c.errorf(t.place, "wheel-tag", `write a python and an abi tag, such as "cp39-abi3"`, "%q is not a wheel tag", t.Value)
 	}
 }

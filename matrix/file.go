@@ -352,6 +352,9 @@ func (c *checker) versions(list []Version) []Text {
 	var out []Text
 	first := map[string]Version{}
 	for _, v := range list {
+		if !v.IsSet() {
+			continue // it could not be read
+		}
 		parsed, err := wheel.ParseVersion(v.Value)
 		if err != nil {
 			c.errorf(v.place, "version", "", "%v", err)
@@ -562,6 +565,9 @@ func (c *checker) axes(g *group) {
 	for _, a := range g.axes {
 		first := map[string]Text{}
 		for _, v := range a.values {
+			if !v.IsSet() {
+				continue // it could not be read
+			}
 			if earlier, repeated := first[v.Value]; repeated {
 				c.errorf(v.place, "repeated-value", "", "the value %q is repeated", v.Value)
 				c.related(earlier.place, "it is first given here")

@@ -73,6 +73,14 @@ race: deps
 e2e:
 	@$(MAKE) --no-print-directory test CI=true PKG=./examples/...
 
+## e2e-model: compare compiled models with the reference and load them with exllamav2 itself (RUN=TestX to limit)
+.PHONY: e2e-model
+e2e-model: export KILN_E2E := model
+e2e-model: export KILN_EXLLAMAV2_PYTHON ?= $(CURDIR)/$(CACHE)/venv-exllamav2/bin/python
+e2e-model: deps
+	@scripts/exllamav2.sh
+	$(GO) test ./exl2 -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
+
 ## check: what CI runs: lint, generate-check, cross, test, with the time of each
 CHECK_STEPS := lint generate-check cross test
 .PHONY: check
@@ -151,6 +159,15 @@ bench-plan:
 	@set -o pipefail; $(GO) test ./matrix -run '^$$' -bench '^BenchmarkPlan$$' -benchmem -timeout 30m \
 	  | tee $(CACHE)/bench/plan.txt
 	@grep -q 'BenchmarkPlan/rows=' $(CACHE)/bench/plan.txt || { echo "matrix has no BenchmarkPlan/rows=N" >&2; exit 1; }
+
+## bench-model: compiling a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
+SIZE ?= 6GB
+RUNS ?= 3
+.PHONY: bench-model
+bench-model: deps build
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./scripts/benchmodel -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
+	  | tee $(CACHE)/bench/model-$(subst $() ,,$(SIZE)).txt
 
 ## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
 .PHONY: fuzz

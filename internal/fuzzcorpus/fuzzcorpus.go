@@ -47,7 +47,7 @@ func Add(f *testing.F) {
 }
 
 // Inputs returns the recorded inputs of a target of the package in dir: the arguments of
-// each, which are strings and byte slices.
+// each.
 func Inputs(dir, target string) ([][]any, error) {
 	inputs, err := read(path(dir, target))
 	if err != nil {
@@ -82,24 +82,43 @@ func read(name string) ([]string, error) {
 	return strings.Split(strings.TrimPrefix(string(text), header), header), nil
 }
 
-// parse decodes the arguments of one input: a line each, such as string("a").
+// parse decodes the arguments of one input: a line each, such as string("a") or bool(true).
 func parse(input string) ([]any, error) {
 	var args []any
 	for line := range strings.Lines(input) {
-		kind, rest, _ := strings.Cut(strings.TrimSpace(line), "(")
-		text, err := strconv.Unquote(strings.TrimSuffix(rest, ")"))
-		switch {
-		case err != nil:
+		kind, text, _ := strings.Cut(strings.TrimSpace(line), "(")
+		arg, err := argument(kind, strings.TrimSuffix(text, ")"))
+		if err != nil {
 			return nil, err
-		case kind == "string":
-			args = append(args, text)
-		case kind == "[]byte":
-			args = append(args, []byte(text))
-		default:
-			return nil, fmt.Errorf("arguments of type %s are not kept", kind)
 		}
+		args = append(args, arg)
 	}
 	return args, nil
+}
+
+func argument(kind, text string) (any, error) {
+	switch kind {
+	case "string":
+		return strconv.Unquote(text)
+	case "[]byte":
+		s, err := strconv.Unquote(text)
+		return []byte(s), err
+	case "bool":
+		return strconv.ParseBool(text)
+	case "int":
+		return strconv.Atoi(text)
+	case "int64":
+		return strconv.ParseInt(text, 10, 64)
+	case "uint64":
+		return strconv.ParseUint(text, 10, 64)
+	case "uint":
+		v, err := strconv.ParseUint(text, 10, 64)
+		return uint(v), err
+	case "byte": // as a character: byte('\x00')
+		v, _, _, err := strconv.UnquoteChar(strings.TrimPrefix(text, "'"), '\'')
+		return byte(v), err
+	}
+	return nil, fmt.Errorf("arguments of type %s are not kept", kind)
 }
 
 // Record adds the inputs that the go command has cached for a target to the corpus in

@@ -45,6 +45,25 @@ func TestRecord(t *testing.T) {
 	}
 }
 
+func TestTypes(t *testing.T) {
+	cache, dir := t.TempDir(), t.TempDir()
+	input := "go test fuzz v1\nbool(true)\nint(-3)\nint64(4)\nuint(5)\nuint64(18446744073709551615)\nbyte('\\xff')\nbyte('a')\n"
+	if err := os.WriteFile(filepath.Join(cache, "a"), []byte(input), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := fuzzcorpus.Record(cache, dir, "FuzzX"); err != nil || n != 1 {
+		t.Fatalf("Record = %d, %v", n, err)
+	}
+	got, err := fuzzcorpus.Inputs(dir, "FuzzX")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := [][]any{{true, -3, int64(4), uint(5), uint64(1<<64 - 1), byte(0xff), byte('a')}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestNothingRecorded(t *testing.T) {
 	if n, err := fuzzcorpus.Record(filepath.Join(t.TempDir(), "absent"), t.TempDir(), "FuzzX"); n != 0 || err != nil {
 		t.Errorf("Record = %d, %v", n, err)

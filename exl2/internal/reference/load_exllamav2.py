@@ -272,13 +272,13 @@ def import_stubbed():
     """Imports exllamav2 with the stand-in extension and makes it use main memory wherever it wants a GPU."""
     extension = Extension()
     sys.modules["exllamav2_ext"] = extension
-    torch.cuda.Stream = torch.cuda.device = torch.cuda.stream = NoDevice
-    torch.cuda.synchronize = torch.cuda.set_device = torch.cuda.set_stream = torch.cuda.empty_cache = lambda *a, **k: None
     import exllamav2
     import exllamav2.device
     import exllamav2.model
     import exllamav2.module
 
+    torch.cuda.Stream = torch.cuda.device = torch.cuda.stream = NoDevice
+    torch.cuda.synchronize = torch.cuda.set_device = torch.cuda.set_stream = torch.cuda.empty_cache = lambda *a, **k: None
     for m in (exllamav2.device, exllamav2.model, exllamav2.module):
         check(m._torch_device(-1) == "cpu", "another exllamav2")
         m._torch_device = lambda idx: "cpu"
@@ -546,6 +546,8 @@ def real(folders):
         try:
             config = ExLlamaV2Config(folder)
             config.max_seq_len = min(config.max_seq_len, 256)
+            # Its own attention: with newer releases of PyTorch the other kind is not causal here.
+            config.no_sdpa = config.no_flash_attn = config.no_xformers = True
             model = ExLlamaV2(config)
             start = time.monotonic()
             model.load()
@@ -563,13 +565,14 @@ def real(folders):
             check(torch.isfinite(steps).all(), "logits of single tokens are not finite")
             apart = (steps - logits).abs().max().item() / spread
             check(apart < 0.1, "single tokens and all at once differ by", apart, "standard deviations")
-            # Folders of one job, in whatever mode, must agree to the last bit.
+            # Folders of one job agree in whatever mode, as far as its kernels repeat themselves.
             base = os.path.basename(folder.rstrip("/")).partition("-")[0]
             if base in seen:
-                check(torch.equal(seen[base], logits), "logits differ from those of the other folder of the job")
+                off = (seen[base] - logits).abs().max().item() / spread
+                check(off < 0.1, "logits differ from those of the other folder of the job by", off, "standard deviations")
             seen[base] = logits
             layers = sum(m.is_quant() for m in leaves(model.modules))
-            print(f"ok {folder}: {layers} layers in {took:.2f} s, logits {spread:.3g} ± , steps differ by {apart:.2g}", flush=True)
+            print(f"ok {folder}: {layers} layers in {took:.2f} s, logits deviate by {spread:.3g}, single steps differ by {apart:.2g} of that", flush=True)
             model.unload()
         except Exception as e:
             good = False

@@ -111,6 +111,12 @@ func argument(kind, text string) (any, error) {
 		return strconv.ParseInt(text, 10, 64)
 	case "uint64":
 		return strconv.ParseUint(text, 10, 64)
+	case "uint16":
+		v, err := strconv.ParseUint(text, 10, 16)
+		return uint16(v), err
+	case "uint32":
+		v, err := strconv.ParseUint(text, 10, 32)
+		return uint32(v), err
 	case "uint":
 		v, err := strconv.ParseUint(text, 10, 64)
 		return uint(v), err

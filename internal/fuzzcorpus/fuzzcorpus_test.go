@@ -47,7 +47,7 @@ func TestRecord(t *testing.T) {
 
 func TestTypes(t *testing.T) {
 	cache, dir := t.TempDir(), t.TempDir()
-	input := "go test fuzz v1\nbool(true)\nint(-3)\nint64(4)\nuint(5)\nuint64(18446744073709551615)\nbyte('\\xff')\nbyte('a')\n"
+	input := "go test fuzz v1\nbool(true)\nint(-3)\nint64(4)\nuint16(6)\nuint32(7)\nuint(5)\nuint64(18446744073709551615)\nbyte('\\xff')\nbyte('a')\n"
 	if err := os.WriteFile(filepath.Join(cache, "a"), []byte(input), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestTypes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := [][]any{{true, -3, int64(4), uint(5), uint64(1<<64 - 1), byte(0xff), byte('a')}}
+	want := [][]any{{true, -3, int64(4), uint16(6), uint32(7), uint(5), uint64(1<<64 - 1), byte(0xff), byte('a')}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

@@ -318,7 +318,7 @@ func (s *scanner) integer(what string) int64 {
 	case !natural:
 		s.fail("%s %s is not an unsigned integer", what, text)
 	case err != nil:
-		s.fail("%s %s is above %d", what, text, math.MaxInt64)
+		s.fail("%s %s is above %d", what, text, int64(math.MaxInt64))
 	}
 	return n
 }

@@ -58,7 +58,7 @@ stranger can install and run.`,
 	flags.StringVar(&logLevel, "log-level", "warn", "how much to log: debug, info, warn or error")
 	_ = root.MarkPersistentFlagDirname("directory")
 	complete(root, "log-level", "debug", "info", "warn", "error")
-	root.AddCommand(a.planCommand(), a.modelCommand(), a.schemaCommand(), a.versionCommand())
+	root.AddCommand(a.planCommand(), a.modelCommand(), a.quantCommand(), a.schemaCommand(), a.versionCommand())
 	return root
 }
 

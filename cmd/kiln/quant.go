@@ -34,7 +34,7 @@ func (a *app) quantInspectCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			defer file.Close() //nolint:errcheck // only read
+			defer file.Close()
 			layers := quant.Inspect(file)
 			var bad []error
 			for _, l := range layers {
@@ -100,7 +100,7 @@ bit for bit what exllamav2 reconstructs. EXL2 or GPTQ is recognised from the ten
 			if err != nil {
 				return err
 			}
-			defer file.Close() //nolint:errcheck // only read
+			defer file.Close()
 			if err := quant.DequantizeFile(cmd.Context(), out, file, opts); err != nil {
 				return err
 			}

@@ -97,7 +97,10 @@ check:
 	[ -z "$$failed" ]
 
 ## lint: golangci-lint, gofumpt, go vet, go mod tidy
+# golangci-lint remembers its findings with the path of the checkout they were found in, and would
+# report them, outside the exclusions by path, in another checkout: each has its own memory.
 .PHONY: lint
+lint: export GOLANGCI_LINT_CACHE := $(CURDIR)/$(CACHE)/golangci-lint
 lint: $(CACHE)/tools/golangci-lint $(CACHE)/tools/gofumpt
 	@status=0; run() { echo "$$*"; "$$@" || status=1; }; \
 	run $(GO) mod tidy -diff; \

@@ -120,6 +120,19 @@ type Package struct {
 	//	  cuda: "nvidia/cuda:{cuda}-devel-ubuntu22.04"
 	//	  default: "python:{python}-slim"
 	Image PerToolkit[Text] `json:"image,omitempty"`
+	// Commands that complete the image before it is used, such as one that installs
+	// the Python of the row. Each is split into words as a shell would, runs as root
+	// with network, and once for all rows with the same image and commands.
+	//
+	//	image_setup:
+	//	  - apt-get update
+	//	  - apt-get install -y python{python}-venv python{python}-dev
+	ImageSetup OneOrMany[Text] `json:"image_setup,omitempty"`
+	// Where torch comes from. The default is PyTorch's own index for the row's
+	// toolkit.
+	//
+	//	torch_source: {path: ./torch-wheels}
+	TorchSource TorchSource `json:"torch_source,omitempty"`
 	// How the wheel is built.
 	//
 	//	build: {frontend: build, isolation: false}
@@ -178,6 +191,26 @@ type Source struct {
 	//	sdist: demo-1.0.tar.gz
 	//	sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855
 	SHA256 Text `json:"sha256,omitempty"`
+
+	place
+}
+
+// TorchSource says where torch comes from. At most one of its keys is given.
+type TorchSource struct {
+	// The address of a simple index. `{torch_index}` stands for the row's toolkit
+	// as PyTorch's own index writes it: cu128, rocm6.4 or cpu.
+	//
+	//	index: https://mirror.example/whl/{torch_index}
+	Index Text `json:"index,omitempty"`
+	// A folder of wheels, relative to packages.yml.
+	//
+	//	path: ./torch-wheels
+	Path Text `json:"path,omitempty"`
+	// Whether the torch that the Python of the environment already has is used,
+	// as with a distribution's own package. It must be the version of the row.
+	//
+	//	system: true
+	System Bool `json:"system,omitempty"`
 
 	place
 }
@@ -313,6 +346,18 @@ type Shared struct {
 	//	cuda: "12.8.1"
 	//	image: "nvidia/cuda:{cuda}-devel-rockylinux8"
 	Image PerToolkit[Text] `json:"image,omitempty"`
+	// Commands that complete the image, in place of the package's.
+	//
+	//	image_setup: [apk add python3-dev]
+	ImageSetup OneOrMany[Text] `json:"image_setup,omitempty"`
+	// Where torch comes from.
+	//
+	//	torch_source: {system: true}
+	TorchSource TorchSource `json:"torch_source,omitempty"`
+	// Requirements of the build environment, besides those of the package.
+	//
+	//	extra_deps: [nvidia-cuda-nvcc]
+	ExtraDeps OneOrMany[Text] `json:"extra_deps,omitempty"`
 	// The wheel platform tag, for an `os` that kiln does not know.
 	//
 	//	os: my-own-runner
@@ -389,6 +434,12 @@ type Build struct {
 	//
 	//	config_settings: {"--build-option": "--verbose"}
 	ConfigSettings Map[OneOrMany[Text]] `json:"config_settings,omitempty"`
+	// What to do when the CUDA toolkit and torch's CUDA differ in their major
+	// version: `strict`, the default, lets PyTorch's builder refuse; `bypass` turns
+	// its check off from outside, and the build record says so.
+	//
+	//	cuda_check: bypass
+	CUDACheck CUDACheck `json:"cuda_check,omitempty"`
 	// Changes made to the source before the build. One that changes nothing
 	// fails the row.
 	//
@@ -440,6 +491,11 @@ type Test struct {
 	//
 	//	requires_gpu: true
 	RequiresGPU Bool `json:"requires_gpu,omitempty"`
+	// The container image to test in. It has Python and no compiler. The default
+	// is the image of the build with `-devel` turned into `-runtime`.
+	//
+	//	image: {cuda: "nvidia/cuda:{cuda}-runtime-ubuntu22.04", default: "python:{python}-slim"}
+	Image PerToolkit[Text] `json:"image,omitempty"`
 	// How long the test may take. Default 10m.
 	//
 	//	timeout: 5m

@@ -192,6 +192,10 @@ type group struct {
 	tagIsOwn bool // local_version was written, on the group or on the package
 	image    perToolkit
 	env      []envVar
+
+	testImage  perToolkit
+	imageSetup [][]template // words of each command
+	torchIndex template
 }
 
 // axis is a name with its values.
@@ -420,6 +424,25 @@ func (c *checker) source(s *Source) {
 	}
 	if s.SHA256.IsSet() && (len(s.SHA256.Value) != 64 || strings.Trim(strings.ToLower(s.SHA256.Value), "0123456789abcdef") != "") {
 		c.errorf(s.SHA256.place, "source", "write the digits alone", "want 64 hexadecimal digits, got %s", plural(len(s.SHA256.Value), "character"))
+	}
+}
+
+func (c *checker) torchSource(s TorchSource) {
+	var given []string
+	if s.Index.IsSet() {
+		given = append(given, "index")
+	}
+	if s.Path.IsSet() {
+		given = append(given, "path")
+	}
+	if s.System.Value {
+		given = append(given, "system")
+	}
+	switch {
+	case len(given) > 1:
+		c.errorf(s.place, "torch-source", "keep one of them", "torch comes from %s", strings.Join(given, " and from "))
+	case s.Index.IsSet() && s.Index.Value == "", s.Path.IsSet() && s.Path.Value == "":
+		c.errorf(s.place, "torch-source", "", "%q is empty", given[0])
 	}
 }
 
@@ -776,6 +799,24 @@ func (c *checker) settings(p *pkg, g *group) {
 	if s.Image.IsSet() {
 		g.image = templates(p, s.Image, func(t Text) Text { return t }, &c.list)
 	}
+	g.testImage = templates(p, p.spec.Test.Image, func(t Text) Text { return t }, &c.list)
+	for _, command := range imageSetup(p, s) {
+		words, err := splitWords(command.Value)
+		if err != nil || len(words) == 0 {
+			c.errorf(command.place, "image-setup", "write a program and its arguments; for pipes and && use sh -c '…'", "%q is not a command", command.Value)
+			continue
+		}
+		argv := make([]template, len(words))
+		for i, w := range words {
+			t := command
+			t.Value, t.lead = w, -1 // words have lost their columns
+			argv[i] = parseTemplate(t, p.customAxes, &c.list)
+		}
+		g.imageSetup = append(g.imageSetup, argv)
+	}
+	c.torchSource(torchSource(p, s))
+	g.torchIndex = parseTemplate(torchSource(p, s).Index, p.customAxes, &c.list)
+	c.requirements(s.ExtraDeps)
 	g.env = c.env(p, p.spec.Env)
 	for _, own := range c.env(p, s.Env) {
 		g.env = slices.DeleteFunc(g.env, func(e envVar) bool { return e.name == own.name })

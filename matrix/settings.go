@@ -20,6 +20,8 @@ import (
 type Settings struct {
 	Source         SourceSettings      `json:"source"`
 	Image          string              `json:"image,omitempty"`
+	ImageSetup     [][]string          `json:"image_setup,omitempty"` // one argv each
+	TorchSource    TorchSettings       `json:"torch_source"`
 	Env            map[string]string   `json:"env"`
 	ExtraDeps      []string            `json:"extra_deps"`
 	Frontend       string              `json:"frontend"`
@@ -27,6 +29,7 @@ type Settings struct {
 	Isolation      bool                `json:"isolation"`
 	ConfigSettings map[string][]string `json:"config_settings,omitempty"`
 	Patches        []PatchSettings     `json:"patches,omitempty"`
+	CUDACheck      string              `json:"cuda_check"` // strict or bypass
 	RuntimeTorch   string              `json:"runtime_torch"`
 
 	// What follows does not affect the built files.
@@ -44,6 +47,12 @@ type SourceSettings struct {
 	SHA256     string `json:"sha256,omitempty"`
 }
 
+// TorchSettings says where torch comes from. Kind is "index", "path" or "system".
+type TorchSettings struct {
+	Kind     string `json:"kind"`
+	Location string `json:"location,omitempty"` // empty means PyTorch's own index
+}
+
 // PatchSettings replaces text in one file. Count 0 means at least once.
 type PatchSettings struct {
 	File    string `json:"file"`
@@ -54,6 +63,7 @@ type PatchSettings struct {
 
 // TestSettings is the smoke test.
 type TestSettings struct {
+	Image       string   `json:"image,omitempty"`
 	Imports     []string `json:"imports"`
 	Expressions []string `json:"expressions,omitempty"`
 	Requires    []string `json:"requires,omitempty"`
@@ -299,6 +309,8 @@ func (b *rowBuilder) value(r *Row, name string) string {
 		return compat.Minor(r.CUDA)
 	case "torch_minor":
 		return compat.Minor(r.Torch)
+	case "torch_index":
+		return r.TorchIndex()
 	case "cxx11abi":
 		if abi, known := b.g.compat.CXX11ABI(r.Torch, r.CUDA, r.ROCm, r.OS); known {
 			if abi {
@@ -369,6 +381,18 @@ func (b *rowBuilder) settings(r *Row) Settings {
 	s := b.shared
 	s.Source.Ref = b.ref(r)
 	s.Image = b.pick(r, b.g.image)
+	s.Test.Image = b.pick(r, b.g.testImage)
+	s.ImageSetup = nil
+	for _, words := range b.g.imageSetup {
+		argv := make([]string, len(words))
+		for i, w := range words {
+			argv[i] = b.render(r, w)
+		}
+		s.ImageSetup = append(s.ImageSetup, argv)
+	}
+	if s.TorchSource.Kind == "index" && s.TorchSource.Location != "" {
+		s.TorchSource.Location = b.render(r, b.g.torchIndex)
+	}
 	s.Env = map[string]string{}
 	for _, e := range b.g.env {
 		if t, _, ok := e.value.pick(r); ok {
@@ -388,8 +412,8 @@ func (b *rowBuilder) settings(r *Row) Settings {
 func sharedSettings(g *boundGroup) Settings {
 	spec := g.pkg.spec
 	s := Settings{
-		Env: map[string]string{}, ExtraDeps: values(spec.ExtraDeps), BuildArgs: orEmpty(g.pkg.buildArgs),
-		Frontend: "build", Isolation: spec.Build.Isolation.Value, RuntimeTorch: "any", Description: spec.Description.Value,
+		Env: map[string]string{}, ExtraDeps: append(values(spec.ExtraDeps), values(g.shared.ExtraDeps)...), BuildArgs: orEmpty(g.pkg.buildArgs),
+		Frontend: "build", Isolation: spec.Build.Isolation.Value, RuntimeTorch: "any", CUDACheck: "strict", Description: spec.Description.Value,
 		Test: TestSettings{
 			Imports: values(spec.TestImport), Expressions: values(spec.Test.Expressions), Requires: values(spec.Test.Requires),
 			RequiresGPU: spec.Test.RequiresGPU.Value, Timeout: Seconds(10 * time.Minute),
@@ -406,6 +430,21 @@ func sharedSettings(g *boundGroup) Settings {
 	}
 	if spec.RuntimeTorch.IsSet() {
 		s.RuntimeTorch = spec.RuntimeTorch.Value
+	}
+	if spec.Build.CUDACheck.IsSet() {
+		s.CUDACheck = spec.Build.CUDACheck.Value
+	}
+	for _, command := range imageSetup(g.pkg, g.shared) {
+		words, _ := splitWords(command.Value)
+		s.ImageSetup = append(s.ImageSetup, words) // templates as written: part of the digest
+	}
+	switch torch := torchSource(g.pkg, g.shared); {
+	case torch.System.Value:
+		s.TorchSource.Kind = "system"
+	case torch.Path.IsSet():
+		s.TorchSource = TorchSettings{"path", torch.Path.Value}
+	default:
+		s.TorchSource = TorchSettings{"index", torch.Index.Value}
 	}
 	for _, e := range spec.Build.ConfigSettings {
 		if s.ConfigSettings == nil {
@@ -445,6 +484,21 @@ func sharedSettings(g *boundGroup) Settings {
 		}
 	}
 	return s
+}
+
+// torchSource and imageSetup return a setting of the group, else of the package.
+func torchSource(p *pkg, s *Shared) TorchSource {
+	if s.TorchSource.IsSet() {
+		return s.TorchSource
+	}
+	return p.spec.TorchSource
+}
+
+func imageSetup(p *pkg, s *Shared) []Text {
+	if s.ImageSetup != nil {
+		return s.ImageSetup
+	}
+	return p.spec.ImageSetup
 }
 
 func values(texts []Text) []string {

@@ -24,7 +24,7 @@ type templatePart struct {
 var templateVariables = []string{
 	"package", "version", "os", "platform", "python", "python_tag",
 	"toolkit", "toolkit_tag", "toolkit_version", "cuda", "cuda_major", "cuda_minor", "rocm",
-	"torch", "torch_minor", "cxx11abi", "arch", "arch_numbers",
+	"torch", "torch_minor", "torch_index", "cxx11abi", "arch", "arch_numbers",
 }
 
 // parseTemplate reads a template. Mistakes are reported at their own column.

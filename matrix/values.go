@@ -82,6 +82,8 @@ type (
 	Frontend struct{ Text }
 	// RuntimeTorch says how far a wheel's metadata is tied to its torch.
 	RuntimeTorch struct{ Text }
+	// CUDACheck says what becomes of torch's comparison of CUDA versions.
+	CUDACheck struct{ Text }
 )
 
 // Entry is one key of a [Map].
@@ -119,6 +121,7 @@ type ToolkitCase[T any] struct {
 func (Kind) choices() []string         { return []string{"wheel", "sdist"} }
 func (Frontend) choices() []string     { return []string{"build", "pip", "uv"} }
 func (RuntimeTorch) choices() []string { return []string{"any", "minor", "exact"} }
+func (CUDACheck) choices() []string    { return []string{"strict", "bypass"} }
 
 // nodeDecoder is implemented by pointers to the types that decode themselves.
 type nodeDecoder interface {
@@ -228,6 +231,7 @@ func (t *Duration) decodeNode(d *decoder, n *yaml.Node) {
 func (k *Kind) decodeNode(d *decoder, n *yaml.Node)         { d.choice(n, &k.Text, k.choices()) }
 func (f *Frontend) decodeNode(d *decoder, n *yaml.Node)     { d.choice(n, &f.Text, f.choices()) }
 func (r *RuntimeTorch) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &r.Text, r.choices()) }
+func (u *CUDACheck) decodeNode(d *decoder, n *yaml.Node)    { d.choice(n, &u.Text, u.choices()) }
 
 func (d *decoder) choice(n *yaml.Node, t *Text, known []string) {
 	before := len(d.list)

@@ -104,6 +104,8 @@ func document(owner, example string) (string, error) {
 		}
 	case "Source":
 		body = versions + "    source:\n" + indent(6, "")
+	case "TorchSource":
+		body = versions + "    torch_source:\n" + indent(6, "")
 	case "VersionFrom":
 		body = "    source: {path: .}\n    version_from:\n" + indent(6, "")
 	case "Group":

@@ -142,6 +142,9 @@ var rules = map[string]rule{
 	"Source.Sdist":  {values: "nonemptyText"},
 	"Source.SHA256": {values: "sha256"},
 
+	"TorchSource.Index": {values: "nonemptyText"},
+	"TorchSource.Path":  {values: "nonemptyText"},
+
 	"Group.Version": {values: "packageVersion"},
 	"Group.OS":      {values: "axisValue"},
 	"Group.Python":  {values: "pythonVersion"},
@@ -158,10 +161,11 @@ var rules = map[string]rule{
 	"Single.Torch":   {values: "torchVersion"},
 	"Single.Axes":    {keys: "axisName", values: "axisValue"},
 
-	"Shared.Arch":     {words: "architecture list or the name of one"},
-	"Shared.Env":      {keys: "variableName"},
-	"Shared.WheelTag": {values: "wheelTag"},
-	"Shared.Platform": {values: "platformTag"},
+	"Shared.Arch":      {words: "architecture list or the name of one"},
+	"Shared.Env":       {keys: "variableName"},
+	"Shared.ExtraDeps": {values: "requirement"},
+	"Shared.WheelTag":  {values: "wheelTag"},
+	"Shared.Platform":  {values: "platformTag"},
 
 	"Match.Kind":    {values: "namePattern"},
 	"Match.Version": {values: "versionPattern"},
@@ -187,17 +191,19 @@ var defaults = map[string]string{
 	"Single.OS":            "ubuntu-22.04",
 	"Build.Frontend":       "build",
 	"Build.Isolation":      "false",
+	"Build.CUDACheck":      "strict",
 	"Test.Timeout":         "10m",
 }
 
 // leftOut says in words what a missing key means, where it is not one fixed value.
 var leftOut = map[string]string{
-	"Package.Versions":   "`version_from`, or a `version` in every group",
-	"Package.TestImport": "the package name with `_` for `-`",
-	"Package.Source":     "the public package index",
-	"Package.Arch":       "[it depends](#gpu-architectures)",
-	"Package.Matrix":     "the [base form](#a-first-file)",
-	"Package.WheelTag":   "the tag of the interpreter",
+	"Package.Versions":    "`version_from`, or a `version` in every group",
+	"Package.TestImport":  "the package name with `_` for `-`",
+	"Package.Source":      "the public package index",
+	"Package.TorchSource": "PyTorch's own index",
+	"Package.Arch":        "[it depends](#gpu-architectures)",
+	"Package.Matrix":      "the [base form](#a-first-file)",
+	"Package.WheelTag":    "the tag of the interpreter",
 
 	"VersionFrom.Pattern": "finds `__version__` and `version`",
 
@@ -216,6 +222,9 @@ var leftOut = map[string]string{
 	"Shared.Arch":         "as the package",
 	"Shared.Image":        "as the package",
 	"Shared.Env":          "as the package",
+	"Shared.ImageSetup":   "as the package",
+	"Shared.TorchSource":  "as the package",
+	"Shared.ExtraDeps":    "as the package",
 	"Shared.LocalVersion": "as the package",
 	"Shared.WheelTag":     "as the package",
 	"Shared.Resources":    "as the package",
@@ -223,6 +232,9 @@ var leftOut = map[string]string{
 
 	"Patch.Count":      "at least one",
 	"Test.RequiresGPU": "`false`",
+	"Test.Image":       "the image of the build, `-runtime` for `-devel`",
+
+	"TorchSource.System": "`false`",
 }
 
 // part is a struct as the manual presents it.
@@ -240,6 +252,7 @@ var parts = []part{
 	{"Document", "Top level", "", "The top level", "document", "documents"},
 	{"Package", "A package", "", "A package", "package", "packages"},
 	{"Source", "Where the code is", "source.", "`source`", "source", "sources"},
+	{"TorchSource", "Where torch comes from", "torch_source.", "`torch_source`", "map", "maps"},
 	{"VersionFrom", "The version from a file", "version_from.", "`version_from`", "map", "maps"},
 	{"Group", "A group of rows", "matrix[].", "A group", "group", "groups"},
 	{"Match", "A rule that excludes rows", "exclude[].", "A rule", "rule", "rules"},
@@ -277,6 +290,7 @@ var templateValues = map[string]string{
 	"rocm":            "ROCm version; empty without ROCm",
 	"torch":           "torch version",
 	"torch_minor":     "its first two numbers",
+	"torch_index":     "the toolkit as PyTorch's index writes it",
 	"cxx11abi":        "C++ library ABI of that torch build: `TRUE` or `FALSE`",
 	"arch":            "GPU architectures, as written",
 	"arch_numbers":    "the same as numbers with semicolons",

@@ -430,6 +430,11 @@ type Build struct {
 	//
 	//	isolation: false
 	Isolation Bool `json:"isolation,omitempty"`
+	// Whether the build may reach the network. The default is false: everything
+	// it needs is installed before, and what is downloaded was not built.
+	//
+	//	network: true
+	Network Bool `json:"network,omitempty"`
 	// Settings for the build back-end (PEP 517). May use the row's values.
 	//
 	//	config_settings: {"--build-option": "--verbose"}

@@ -27,6 +27,7 @@ type Settings struct {
 	Frontend       string              `json:"frontend"`
 	BuildArgs      []string            `json:"build_args"`
 	Isolation      bool                `json:"isolation"`
+	Network        bool                `json:"network,omitempty"`
 	ConfigSettings map[string][]string `json:"config_settings,omitempty"`
 	Patches        []PatchSettings     `json:"patches,omitempty"`
 	CUDACheck      string              `json:"cuda_check"` // strict or bypass
@@ -413,7 +414,7 @@ func sharedSettings(g *boundGroup) Settings {
 	spec := g.pkg.spec
 	s := Settings{
 		Env: map[string]string{}, ExtraDeps: append(values(spec.ExtraDeps), values(g.shared.ExtraDeps)...), BuildArgs: orEmpty(g.pkg.buildArgs),
-		Frontend: "build", Isolation: spec.Build.Isolation.Value, RuntimeTorch: "any", CUDACheck: "strict", Description: spec.Description.Value,
+		Frontend: "build", Isolation: spec.Build.Isolation.Value, Network: spec.Build.Network.Value, RuntimeTorch: "any", CUDACheck: "strict", Description: spec.Description.Value,
 		Test: TestSettings{
 			Imports: values(spec.TestImport), Expressions: values(spec.Test.Expressions), Requires: values(spec.Test.Requires),
 			RequiresGPU: spec.Test.RequiresGPU.Value, Timeout: Seconds(10 * time.Minute),

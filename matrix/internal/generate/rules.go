@@ -191,6 +191,7 @@ var defaults = map[string]string{
 	"Single.OS":            "ubuntu-22.04",
 	"Build.Frontend":       "build",
 	"Build.Isolation":      "false",
+	"Build.Network":        "false",
 	"Build.CUDACheck":      "strict",
 	"Test.Timeout":         "10m",
 }

@@ -1,0 +1,102 @@
+package engine
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/kiln-build/kiln/internal/fsx"
+)
+
+// diskReserve is left free on the disk.
+const diskReserve = 1 << 30
+
+// limits is what all attempts together may count. A negative number means no limit.
+type limits struct {
+	cpu      int
+	memory   int64
+	disk     int64
+	diskPath string // asked instead of disk, if set
+}
+
+func newLimits(opts Options) (limits, error) {
+	c := opts.Runner.Capacity()
+	l := limits{cpu: opts.CPU, memory: opts.MemoryBytes, disk: opts.DiskBytes}
+	if l.cpu == 0 {
+		l.cpu = c.CPU
+	}
+	if l.cpu == 0 {
+		l.cpu = runtime.GOMAXPROCS(0) // knows control groups
+	}
+	if l.memory == 0 {
+		l.memory = c.MemoryBytes
+	}
+	if l.memory == 0 {
+		m, err := MachineMemory()
+		if err != nil {
+			return limits{}, fmt.Errorf("find the memory of this machine: %w", err)
+		}
+		l.memory = m.BudgetBytes()
+	}
+	if l.disk == 0 {
+		l.disk = c.DiskBytes
+	}
+	if l.disk == 0 {
+		l.diskPath = opts.DiskPath
+	}
+	return l, nil
+}
+
+// diskNow is the limit of disk at this moment.
+func (l *limits) diskNow() int64 {
+	if l.diskPath == "" {
+		return l.disk
+	}
+	free, err := fsx.FreeSpace(l.diskPath)
+	if err != nil {
+		return -1 // a file system that does not say
+	}
+	return max(0, free-diskReserve)
+}
+
+// count returns what a job counts with.
+func (l *limits) count(asked Resources, learned Learned) Resources {
+	r := asked
+	r.CPU = max(1, r.CPU)
+	if l.cpu > 0 {
+		// More processors than there are make a job slow, not impossible.
+		r.CPU = min(r.CPU, l.cpu)
+	}
+	if learned.PeakMemoryBytes > 0 {
+		r.MemoryBytes = withMargin(learned.PeakMemoryBytes)
+	} else if r.MemoryBytes == 0 && l.memory > 0 && l.cpu > 0 {
+		r.MemoryBytes = l.memory / int64(l.cpu) * int64(r.CPU)
+	}
+	if learned.DiskBytes > 0 {
+		r.DiskBytes = withMargin(learned.DiskBytes)
+	}
+	return r
+}
+
+// withMargin is for the next attempt needing a little more than the last.
+func withMargin(n int64) int64 { return n + n/5 }
+
+// Memory is what a machine, or the control group that this process is in, has.
+type Memory struct {
+	// TotalBytes is the size of the machine or the limit of the group, whichever is less.
+	TotalBytes int64
+	// AvailableBytes is what could be used now without anybody being killed or swapped out.
+	AvailableBytes int64
+	// Source says what was less: "machine" or "cgroup".
+	Source string
+}
+
+// memoryReserve is the least that is kept free for everything else.
+const memoryReserve = 2 << 30
+
+// BudgetBytes is what jobs may use: all that is available, but for a reserve of 2 GiB or a tenth of the total,
+// whichever is more. On a machine so small that this would leave less than half of what is available, it is
+// that half.
+func (m Memory) BudgetBytes() int64 {
+	reserve := max(memoryReserve, m.TotalBytes/10)
+	return max(m.AvailableBytes-reserve, m.AvailableBytes/2)
+}

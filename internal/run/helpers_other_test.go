@@ -1,0 +1,5 @@
+//go:build unix && !linux
+
+package run_test
+
+var helpers = map[string]func() error{}

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/toolchain"
+)
+
+func (a *app) doctorCommand() *cobra.Command {
+	var asJSON, explain, verbose bool
+	var opts toolchain.ProbeOptions
+	var need string
+	cmd := &cobra.Command{
+		Use:   "doctor [--explain [TEXT]]",
+		Short: "Say what this machine can build and run, what is wrong, and how to fix it",
+		Long: `Looks for compilers, CUDA and ROCm toolkits, Python, torch, GPUs and drivers, says what this
+machine can build and run with them, and gives the command that fixes what is wrong. Nothing is
+installed or changed; torch is not imported.
+
+With --explain, the output of a failed build or import is explained instead: as an argument, or
+on standard input.
+
+The exit code is 1 if something is wrong, or if an ability named with --need is missing.`,
+		Example: `  kiln doctor
+  kiln doctor --need build-cuda,run-cuda --json
+  kiln doctor --explain "ImportError: libcudart.so.12: cannot open shared object file"
+  python -c 'import exllamav2' 2>&1 | kiln doctor --explain`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && !explain {
+				return fmt.Errorf("%q is not understood\n  to explain an error: kiln doctor --explain TEXT", args[0])
+			}
+			for _, id := range commaList(need) {
+				if !slices.Contains(abilities, id) {
+					return fmt.Errorf("--need %q: use %s", id, strings.Join(abilities, ", "))
+				}
+			}
+			dir, err := os.Getwd()
+			if err != nil {
+				return err
+			}
+			opts.WorkDir = dir
+			if !explain {
+				temp, err := os.MkdirTemp("", "kiln-doctor-")
+				if err == nil {
+					defer os.RemoveAll(temp)
+					opts.TempDir = temp
+				}
+			}
+			if explain {
+				text := strings.Join(args, " ")
+				if text == "" || text == "-" {
+					data, err := io.ReadAll(io.LimitReader(a.stdin, maxExplain))
+					if err != nil {
+						return fmt.Errorf("read standard input: %w", err)
+					}
+					text = string(data)
+				}
+				if strings.TrimSpace(text) == "" {
+					return errors.New("nothing to explain: give the error text as an argument or on standard input")
+				}
+				machine := toolchain.Probe(cmd.Context(), toolchain.Local(os.Environ()), opts)
+				return a.explain(text, machine, asJSON)
+			}
+			began := time.Now()
+			machine := toolchain.Probe(cmd.Context(), toolchain.Local(os.Environ()), opts)
+			report := toolchain.Examine(machine, compat.Default())
+			if asJSON {
+				err = a.printJSON(report)
+			} else {
+				err = a.printReport(report, verbose, time.Since(began))
+			}
+			if err != nil {
+				return err
+			}
+			return doctorError(report, commaList(need))
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&asJSON, "json", false, "print JSON")
+	flags.BoolVar(&explain, "explain", false, "explain an error text")
+	flags.BoolVarP(&verbose, "verbose", "v", false, "show where everything was looked for")
+	flags.StringVar(&need, "need", "", "abilities that must be there: a `list` of "+strings.Join(abilities, ", "))
+	flags.StringVar(&opts.Python, "python", "", "look at this `interpreter` and its torch")
+	flags.StringVar(&opts.CUDAHome, "cuda-home", "", "look at the toolkit in this `folder` first")
+	complete(cmd, "need", abilities...)
+	return cmd
+}
+
+// maxExplain is how much of a log is read; what explains a failure is not behind it.
+const maxExplain = 64 << 20
+
+// abilities are the names for --need.
+var abilities = []string{
+	toolchain.BuildCPP, toolchain.BuildCUDA, toolchain.BuildROCm, toolchain.BuildContainers, toolchain.CompileAtImport, toolchain.RunCUDA, toolchain.RunROCm,
+}
+
+// doctorError is the verdict for the exit code.
+func doctorError(r *toolchain.Report, need []string) error {
+	var missing []string
+	for _, id := range need {
+		if !r.Can(id) {
+			missing = append(missing, id)
+		}
+	}
+	switch n := countErrors(r); {
+	case len(missing) > 0:
+		return rowsFailedError{fmt.Errorf("this machine lacks %s", strings.Join(missing, ", "))}
+	case n > 0:
+		return rowsFailedError{errors.New(ui.Count(n, "problem") + " found")}
+	}
+	return nil
+}
+
+func countErrors(r *toolchain.Report) int {
+	n := 0
+	for _, p := range r.Problems {
+		if p.Severity == compat.Error {
+			n++
+		}
+	}
+	return n
+}
+
+// printReport is for people: what can be done first, then what is wrong.
+func (a *app) printReport(r *toolchain.Report, verbose bool, took time.Duration) error {
+	m := r.Machine
+	w := a.stdout
+	fmt.Fprintf(w, "%s, %s/%s", orText(m.SystemName, m.OS), m.OS, m.Arch)
+	if m.GLIBC != "" {
+		fmt.Fprintf(w, ", glibc %s", m.GLIBC)
+	}
+	if m.CPUs > 0 {
+		fmt.Fprintf(w, ", %s, %s of memory free", ui.Count(m.CPUs, "CPU"), ui.Bytes(m.MemoryBytes))
+	}
+	fmt.Fprint(w, "\n\n")
+	found := ui.NewTable("FOUND", "VERSION", "WHERE")
+	for _, res := range m.Results {
+		if res.ID == "machine" || res.Status == toolchain.Skipped || res.Status == toolchain.Missing {
+			continue
+		}
+		value := res.Value
+		if res.Status != toolchain.OK {
+			value = strings.TrimSpace(value + " (" + string(res.Status) + ")")
+		}
+		found.Add(res.ID, value, res.Path)
+	}
+	if err := found.Write(w, a.out); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	for _, ab := range r.Abilities {
+		mark := a.paint("no ", "31")
+		if ab.OK {
+			mark = a.paint("yes", "32")
+		}
+		fmt.Fprintf(w, "%s  %s: %s\n", mark, ab.Title, ab.Detail)
+	}
+	if r.Archs.List != "" {
+		fmt.Fprintf(w, "\nA module compiled here is for %s (%s).\n", r.Archs.List, archSource[r.Archs.Source])
+		for _, warning := range r.Archs.Warnings {
+			fmt.Fprintf(w, "  %s\n", warning)
+		}
+	}
+	if verbose {
+		fmt.Fprintln(w, "\nLooked for:")
+		for _, res := range m.Results {
+			if len(res.Looked) > 0 {
+				fmt.Fprintf(w, "  %s (%s, %s): %s\n", res.ID, res.Status, ui.Duration(res.Elapsed), strings.Join(res.Looked, ", "))
+			}
+		}
+	}
+	if len(r.Problems) == 0 {
+		fmt.Fprintln(w, "\nNothing is wrong.")
+	}
+	for _, p := range r.Problems {
+		color := map[compat.Severity]string{compat.Error: "31", compat.Warning: "33"}[p.Severity]
+		fmt.Fprintf(w, "\n%s: %s [%s]\n", a.paint(p.Severity.String(), color), p.Message, p.ID)
+		for line := range strings.SplitSeq(p.Fix, "\n") {
+			fmt.Fprintf(w, "  → %s\n", line)
+		}
+	}
+	_, err := fmt.Fprintf(w, "\nLooked at everything in %s.\n", ui.Duration(took))
+	return err
+}
+
+var archSource = map[string]string{
+	toolchain.ArchFromUser: "from TORCH_CUDA_ARCH_LIST", toolchain.ArchFromDevices: "from the GPUs", toolchain.ArchFromFallback: "no GPU, no list",
+}
+
+func (a *app) paint(text, code string) string {
+	if !a.out.Color || code == "" {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+func orText(s, fallback string) string {
+	if s == "" {
+		return fallback
+	}
+	return s
+}
+
+var (
+	importErrors = regexp.MustCompile(`(?m)^(ImportError|ModuleNotFoundError|NameError)\b`)
+	buildTexts   = regexp.MustCompile(`(?m)running build|[Bb]uilding wheel|metadata|setup\.py|ninja: build stopped|^FAILED: |^ERROR: |pip subprocess`)
+)
+
+// stageOf guesses whether a text is of an import, as opposed to a build: the same
+// missing module is another fault there.
+func stageOf(text string) string {
+	if importErrors.MatchString(text) && !buildTexts.MatchString(text) {
+		return toolchain.StageImport
+	}
+	return ""
+}
+
+// explain says what an error text means, with what is known of this machine.
+func (a *app) explain(text string, m *toolchain.Machine, asJSON bool) error {
+	e := m.Evidence()
+	e.ExitCode = 1
+	e.LogLines = strings.Split(strings.TrimRight(text, "\n"), "\n")
+	e.Stage = stageOf(text)
+	// Free space is that of now and of here, not of the failure.
+	e.FreeDiskBytes = 0
+	list := toolchain.Diagnose(e)
+	known := len(list) > 0 && list[0].ID != "unknown"
+	if asJSON {
+		if err := a.printJSON(map[string]any{"format": toolchain.ReportFormat, "diagnoses": list}); err != nil {
+			return err
+		}
+	} else {
+		for i, d := range list {
+			if i > 0 {
+				fmt.Fprintln(a.stdout)
+			}
+			fmt.Fprintf(a.stdout, "%s [%s, %s]\n\n%s\n", a.paint(d.Title, "1"), d.ID, d.Confidence, d.Detail)
+			if len(d.Lines) > 0 {
+				fmt.Fprintln(a.stdout)
+				for _, l := range d.Lines {
+					fmt.Fprintf(a.stdout, "  | %s\n", l)
+				}
+			}
+			fmt.Fprintln(a.stdout)
+			for line := range strings.SplitSeq(d.Fix, "\n") {
+				fmt.Fprintf(a.stdout, "  → %s\n", line)
+			}
+		}
+	}
+	if !known {
+		return rowsFailedError{errors.New("the error is not known")}
+	}
+	return nil
+}

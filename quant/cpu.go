@@ -29,19 +29,10 @@ type FeatureSet struct {
 // Features returns what this program on this machine has.
 func Features() FeatureSet {
 	f := FeatureSet{Kernels: kernels.Best().Name, Arch: runtime.GOARCH, Threads: runtime.GOMAXPROCS(0)}
-	for _, set := range kernelSets() {
+	for _, set := range kernels.Sets() {
 		f.Available = append(f.Available, set.Name)
 	}
 	return f
-}
-
-// kernelSets returns all sets, the best last.
-func kernelSets() []*kernels.Set {
-	all := []*kernels.Set{kernels.Portable()}
-	if best := kernels.Best(); best != all[0] {
-		all = append(all, best)
-	}
-	return all
 }
 
 // CPUOptions change how the CPU backend works. The zero value is the fastest.
@@ -54,9 +45,8 @@ type CPUOptions struct {
 
 // CPU is the [Backend] for the processor that the program runs on.
 //
-// Upload uses the memory of the QMatrix as it is, and makes a copy in another order only for GPTQ with act-order or with
-// groups that are no multiple of 32 rows. A product takes scratch memory for at most 64 rows of x at a time, which the
-// backend keeps for the next one.
+// Upload makes a copy of the matrix in the order in which the kernels read it, a few percent larger than the QMatrix. A
+// product takes scratch memory for at most 256 rows of x at a time, which the backend keeps for the next one.
 //
 // An element of a result depends on its row of x and its column of weights only, and sums are always in the same order.
 // So results are the same for any number of threads and any other rows in the same call, though not on other
@@ -81,7 +71,7 @@ func NewCPU(opts CPUOptions) (*CPU, error) {
 	}
 	if opts.Kernels != "" {
 		c.kernels = nil
-		for _, set := range kernelSets() {
+		for _, set := range kernels.Sets() {
 			if set.Name == opts.Kernels {
 				c.kernels = set
 			}
@@ -173,22 +163,35 @@ func (h *Half) Close() error {
 	return nil
 }
 
-// cpuWeight is a matrix whose groups all have a multiple of 32 rows and lie in stored order.
+// cpuWeight is a matrix in blocks of columns and pieces of rows, as package kernels has them.
 type cpuWeight struct {
-	*QMatrix
-	owner  *CPU
-	runs   []cpuRun
-	gather []int32 // natural row of each row of the runs, −1 for padding; nil for the natural order
-	depth  int     // rows of all runs
-	copied int64   // bytes in addition to those of the QMatrix
-	closed atomic.Bool
+	rows, cols int
+	owner      *CPU
+	bias       []byte   // nil for none
+	words      []uint32 // [block][piece]
+	blockCols  int
+	blocks     int
+	blockWords int
+	pieces     []cpuPiece // the same in all blocks
+	shifted    bool
+	gather     []int32 // natural row of each row of the pieces, K for padding; nil for the natural order
+	depth      int     // rows of all pieces
+	closed     atomic.Bool
 }
 
-// cpuRun is the part of a group that is computed at once.
-type cpuRun struct {
+// cpuPiece is a part of a group, of at most kernels.MaxPieceRows rows.
+type cpuPiece struct {
 	group, bits int
-	first, rows int // of the gathered activations
-	words       []uint32
+	first, rows int      // of the gathered activations
+	offset      int      // in the words of a block
+	source      []uint32 // codes as in QMatrix; only while the weight is made
+}
+
+// piece returns what the kernels need to know.
+func (w *cpuWeight) piece(block int, p *cpuPiece) kernels.Piece {
+	return kernels.Piece{
+		Words: w.words[block*w.blockWords+p.offset:], Bits: p.bits, Rows: p.rows, Cols: w.blockCols, Shifted: w.shifted,
+	}
 }
 
 // Upload implements [Backend].
@@ -199,10 +202,41 @@ func (c *CPU) Upload(ctx context.Context, m *QMatrix) (Weight, error) {
 	if m == nil || m.rows == 0 {
 		return nil, errors.New("upload: no matrix")
 	}
-	w := &cpuWeight{QMatrix: m, owner: c}
+	w := &cpuWeight{rows: m.rows, cols: m.cols, owner: c, shifted: m.format == GPTQ, bias: m.Bias()}
+	w.divide(m)
+
+	set := c.kernels
+	w.blockCols = set.BlockCols
+	if set.StepCols < set.BlockCols {
+		// The kernels leave the choice: every thread gets a block, if they are not too narrow, and all are alike.
+		blocks := max((m.cols+set.BlockCols-1)/set.BlockCols, min(c.threads, m.cols/minBlockCols))
+		w.blockCols = roundUp((m.cols+blocks-1)/blocks, set.StepCols)
+	}
+	w.blocks = (m.cols + w.blockCols - 1) / w.blockCols
+	for i := range w.pieces {
+		p := &w.pieces[i]
+		p.offset = w.blockWords
+		w.blockWords += kernels.Piece{Bits: p.bits, Rows: p.rows, Cols: w.blockCols, Shifted: w.shifted}.Size()
+	}
+	w.words = make([]uint32, w.blocks*w.blockWords)
+	err := c.parallel(ctx, c.threads, w.blocks, func(block int, s *cpuScratch) { w.fill(m, block, s) })
+	for i := range w.pieces {
+		w.pieces[i].source = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+func roundUp(n, step int) int { return (n + step - 1) / step * step }
+
+// divide makes the pieces. The codes of GPTQ matrices are sorted by group where they are not yet, and groups that are no
+// multiple of 32 rows get rows that are multiplied with nothing.
+func (w *cpuWeight) divide(m *QMatrix) {
 	direct := m.format == EXL2 || m.perm == nil
 	for _, g := range m.groups {
-		direct = direct && g.Rows%kernels.BlockRows == 0
+		direct = direct && g.Rows%kernels.StepRows == 0
 	}
 	if direct {
 		w.gather = m.perm
@@ -210,21 +244,18 @@ func (c *CPU) Upload(ctx context.Context, m *QMatrix) (Weight, error) {
 		w.gather = []int32{}
 	}
 	for g, group := range m.groups {
-		if group.Rows == 0 {
-			continue
-		}
-		run := cpuRun{group: g, bits: group.Bits, first: w.depth, rows: group.Rows}
+		rows, source := group.Rows, m.words
 		switch {
 		case m.format == EXL2:
-			run.words = m.words[m.starts[g]*m.cols:]
+			source = source[m.starts[g]*m.cols:]
 		case direct:
-			run.words = m.words[group.FirstRow*group.Bits/32*m.cols:]
+			source = source[group.FirstRow*group.Bits/32*m.cols:]
 		default:
-			run.rows = (group.Rows + kernels.BlockRows - 1) / kernels.BlockRows * kernels.BlockRows
-			run.words = make([]uint32, run.rows/32*group.Bits*m.cols)
-			for i := range run.rows {
+			rows = roundUp(group.Rows, kernels.StepRows)
+			source = make([]uint32, rows/32*group.Bits*m.cols)
+			for i := range rows {
 				if i >= group.Rows {
-					w.gather = append(w.gather, -1)
+					w.gather = append(w.gather, int32(m.rows))
 					continue
 				}
 				k := group.FirstRow + i
@@ -232,15 +263,44 @@ func (c *CPU) Upload(ctx context.Context, m *QMatrix) (Weight, error) {
 					k = int(m.perm[k])
 				}
 				w.gather = append(w.gather, int32(k))
-				moveRow(run.words, i*group.Bits, m.words, k*group.Bits, group.Bits, m.cols)
+				moveRow(source, i*group.Bits, m.words, k*group.Bits, group.Bits, m.cols)
 			}
-			w.copied += 4 * int64(len(run.words))
 		}
-		run.words = run.words[:run.rows/32*run.bits*m.cols]
-		w.runs = append(w.runs, run)
-		w.depth += run.rows
+		for rows > 0 {
+			p := cpuPiece{group: g, bits: group.Bits, first: w.depth, rows: min(rows, kernels.MaxPieceRows)}
+			n := p.rows / 32 * p.bits * m.cols
+			p.source, source = source[:n], source[n:]
+			w.pieces = append(w.pieces, p)
+			w.depth += p.rows
+			rows -= p.rows
+		}
 	}
-	return w, nil
+}
+
+// fill writes one block.
+func (w *cpuWeight) fill(m *QMatrix, block int, s *cpuScratch) {
+	col := block * w.blockCols
+	cols := min(w.blockCols, m.cols-col)
+	scale, zero := grow(&s.scale, cols), grow(&s.zero, cols)
+	for i := range w.pieces {
+		p := &w.pieces[i]
+		out := w.piece(block, p)
+		for r := range p.rows / 32 * p.bits {
+			copy(out.Words[r*w.blockCols:], p.source[r*m.cols+col:][:cols])
+		}
+		scales, shifts := out.Scales()
+		m.scaleOf(scale, p.group, col)
+		for j, v := range scale { // exact: they are half-precision numbers
+			scales[j/2] |= uint32(tensor.Float16FromFloat32(v)) << (j % 2 * 16)
+		}
+		if w.shifted {
+			m.zeroOf(zero, p.group, col)
+			for j, z := range zero {
+				shift := tensor.Float16FromFloat32(float32(int32(1)<<(p.bits-1) - z))
+				shifts[j/2] |= uint32(shift) << (j % 2 * 16)
+			}
+		}
+	}
 }
 
 // moveRow copies the codes of one row, which start at bit from of every stream of src, to bit to of the streams of
@@ -260,9 +320,15 @@ func moveRow(dst []uint32, to int, src []uint32, from, bits, cols int) {
 	}
 }
 
+// Rows implements [Weight].
+func (w *cpuWeight) Rows() int { return w.rows }
+
+// Cols implements [Weight].
+func (w *cpuWeight) Cols() int { return w.cols }
+
 // Bytes implements [Weight].
 func (w *cpuWeight) Bytes() int64 {
-	return w.QMatrix.Bytes() + w.copied + 4*int64(len(w.gather)) + 2*int64(len(w.bias))
+	return 4*int64(len(w.words)) + 4*int64(len(w.gather)) + int64(len(w.bias))
 }
 
 // Close implements [Weight].
@@ -274,29 +340,27 @@ func (w *cpuWeight) Close() error {
 }
 
 const (
-	chunkRows = 64   // of x, converted and multiplied at a time
-	tileCols  = 2048 // at most; sums, words and tables of a tile fit the first-level cache
-	tileStep  = 32   // columns of tiles are multiples, except in the last
-	panelRows = kernels.BlockRows
-	panelCols = 512 // of dense panels: 64 KiB
-	smallWork = 1 << 16
+	chunkRows    = 256 // of x, converted and multiplied at a time
+	minBlockCols = 256 // where blocks may have any size
+	smallWork    = 1 << 16
 )
 
 // cpuInput is a chunk of x, converted and in stored order, for all workers.
 type cpuInput struct {
-	x    []float32 // [rows, depth]
-	sums []float32 // [rows, runs]: of the activations of a run; only for GPTQ
+	// x is divided by pieces and then by strips of rows: [piece][strip][rows of the piece][rows of the strip].
+	x []float32
+	// sums are the sums of the activations of a piece, [piece][rows]; only for GPTQ.
+	sums []float32
 }
 
 // cpuScratch is the memory of one worker.
 type cpuScratch struct {
-	line         []float32 // one row of x in natural order
-	y, acc       []float32 // [rows, cols]
-	panel        []float32 // [panelRows, cols]
-	scale, shift []float32 // [cols]
-	bias, old    []float32 // [cols]
-	zero         []int32
-	half         []byte
+	lines     []float32 // rows of x in natural order
+	y         []float32 // [rows, columns of a block]
+	panel     []float32 // [rows of a piece, columns of a block]
+	scale     []float32 // [columns of a block]
+	bias, old []float32
+	zero      []int32
 }
 
 func grow[T any](s *[]T, n int) []T {
@@ -317,9 +381,10 @@ func (c *CPU) Gemm(ctx context.Context, dst, x Matrix, weight Weight, opts GemmO
 		in = &cpuInput{}
 	}
 	defer c.inputs.Put(in)
-	for first := 0; first < p.x.rows; first += chunkRows {
-		rows := min(chunkRows, p.x.rows-first)
-		if err := p.chunk(ctx, in, first, rows); err != nil {
+	chunks := (p.x.rows + chunkRows - 1) / chunkRows
+	for i := range chunks {
+		first, last := p.x.rows*i/chunks, p.x.rows*(i+1)/chunks
+		if err := p.chunk(ctx, in, first, last-first); err != nil {
 			return err
 		}
 	}
@@ -334,7 +399,6 @@ type product struct {
 	bias       []byte // nil for none
 	accumulate bool
 	round      bool // weights to half precision
-	dense      bool // multiply with unpacked weights
 }
 
 func (c *CPU) newProduct(dst, x Matrix, weight Weight, opts GemmOptions) (*product, error) {
@@ -367,8 +431,8 @@ func (c *CPU) newProduct(dst, x Matrix, weight Weight, opts GemmOptions) (*produ
 	case opts.Path > PathReconstruct:
 		return nil, fmt.Errorf("no such path: %v", opts.Path)
 	}
-	if p.bias = opts.Bias; p.bias == nil && p.w.bias != nil {
-		p.bias = halfBytes(p.w.bias)
+	if p.bias = opts.Bias; p.bias == nil {
+		p.bias = p.w.bias
 	}
 	if opts.NoBias {
 		p.bias = nil
@@ -377,7 +441,6 @@ func (c *CPU) newProduct(dst, x Matrix, weight Weight, opts GemmOptions) (*produ
 		return nil, fmt.Errorf("bias has %d bytes: want %d", len(p.bias), 2*p.w.cols)
 	}
 	p.round = opts.Path == PathReconstruct
-	p.dense = p.round || p.w.cols < c.kernels.MinCols
 	return p, nil
 }
 
@@ -390,55 +453,15 @@ func overlap(a, b []byte) bool {
 		uintptr(unsafe.Pointer(&b[0])) <= uintptr(unsafe.Pointer(&a[len(a)-1]))
 }
 
-// chunk computes some rows of the result.
-func (p *product) chunk(ctx context.Context, in *cpuInput, first, rows int) error {
-	x := grow(&in.x, rows*p.w.depth)
-	sums := grow(&in.sums, rows*len(p.w.runs))
-	threads := p.threads
-	if int64(rows)*int64(p.w.depth)*int64(p.w.cols) < smallWork {
-		threads = 1
-	}
-	err := p.parallel(ctx, threads, rows, func(i int, s *cpuScratch) {
-		p.convert(s, first+i, x[i*p.w.depth:][:p.w.depth], sums[i*len(p.w.runs):][:len(p.w.runs)])
-	})
-	if err != nil {
-		return err
-	}
-
-	// Tiles are as wide as fits, but so narrow that every thread has the same number of them.
-	widest := tileCols
-	if p.dense {
-		widest = panelCols
-	}
-	tiles := (p.w.cols + widest - 1) / widest
-	if tiles%threads != 0 && p.w.cols/threads >= 2*p.kernels.MinCols {
-		tiles += threads - tiles%threads
-	}
-	width := (p.w.cols + tiles - 1) / tiles
-	width = (width + tileStep - 1) / tileStep * tileStep
-	tiles = (p.w.cols + width - 1) / width
-	parts := min(rows, (threads+tiles-1)/tiles) // where there are too few tiles, rows are divided too
-	return p.parallel(ctx, threads, tiles*parts, func(job int, s *cpuScratch) {
-		col, part := job/parts*width, job%parts
-		lo, hi := rows*part/parts, rows*(part+1)/parts
-		t := tile{
-			row: first + lo, rows: hi - lo, col: col, cols: min(width, p.w.cols-col),
-			x:    kernels.Dense{Data: x[lo*p.w.depth:], Stride: p.w.depth, Rows: hi - lo, Cols: p.w.depth},
-			sums: sums[lo*len(p.w.runs):],
-		}
-		p.compute(s, t)
-	})
-}
-
 // parallel calls f for 0 to n − 1, on several goroutines, and waits for all. When ctx ends it starts no further call.
-func (p *product) parallel(ctx context.Context, threads, n int, f func(i int, s *cpuScratch)) error {
+func (c *CPU) parallel(ctx context.Context, threads, n int, f func(i int, s *cpuScratch)) error {
 	var next atomic.Int64
 	work := func() {
-		s, _ := p.scratch.Get().(*cpuScratch)
+		s, _ := c.scratch.Get().(*cpuScratch)
 		if s == nil {
 			s = &cpuScratch{}
 		}
-		defer p.scratch.Put(s)
+		defer c.scratch.Put(s)
 		for ctx.Err() == nil {
 			i := int(next.Add(1)) - 1
 			if i >= n {
@@ -456,143 +479,170 @@ func (p *product) parallel(ctx context.Context, threads, n int, f func(i int, s 
 	return context.Cause(ctx)
 }
 
-// convert widens one row of x and puts it into stored order.
-func (p *product) convert(s *cpuScratch, row int, x, sums []float32) {
-	src := p.x.data[2*row*p.x.cols:][:2*p.x.cols]
-	if p.w.gather == nil {
-		tensor.DecodeF16(x, src)
-	} else {
-		line := grow(&s.line, p.x.cols)
-		tensor.DecodeF16(line, src)
-		for i, k := range p.w.gather {
-			if k < 0 {
-				x[i] = 0
-			} else {
-				x[i] = line[k]
+// strips divides rows into strips that one call of a kernel takes.
+type strips struct{ rows, count int }
+
+func (s strips) first(i int) int { return s.rows * i / s.count }
+
+// plan says how rows are divided and whether weights are unpacked first. A few rows are multiplied with the codes as they
+// are, all at once, with rows of zeros added up to a number that there is a kernel for. For more it pays to unpack.
+func (p *product) plan(rows int) (s strips, unpack bool) {
+	set := p.kernels
+	if set.PanelRows == 0 {
+		return strips{rows: rows, count: rows}, p.round
+	}
+	if !p.round {
+		for _, n := range set.CodesRows {
+			if rows <= n {
+				return strips{rows: n, count: 1}, false
 			}
 		}
 	}
-	if p.w.format != GPTQ {
-		return
-	}
-	for r, run := range p.w.runs {
-		sum := 0.0
-		for _, v := range x[run.first:][:run.rows] {
-			sum += float64(v)
-		}
-		sums[r] = float32(sum)
-	}
+	return strips{rows: rows, count: (rows + set.PanelRows - 1) / set.PanelRows}, true
 }
 
-// tile is a part of the result with what is needed to compute it.
-type tile struct {
-	row, rows int // of the whole result
-	col, cols int
-	x         kernels.Dense
-	sums      []float32
+// chunk computes some rows of the result.
+func (p *product) chunk(ctx context.Context, in *cpuInput, first, rows int) error {
+	w := p.w
+	c := &chunk{product: p, first: first, valid: rows}
+	c.strips, c.unpack = p.plan(rows)
+	c.x = grow(&in.x, c.rows*w.depth)
+	if w.shifted {
+		c.sums = grow(&in.sums, c.rows*len(w.pieces))
+	}
+	threads := p.threads
+	if int64(rows)*int64(w.depth)*int64(w.cols) < smallWork {
+		threads = 1
+	}
+	if err := p.parallel(ctx, threads, c.count, c.convert); err != nil {
+		return err
+	}
+	parts := min(c.count, (threads+w.blocks-1)/w.blocks) // where there are too few blocks, strips are divided too
+	return p.parallel(ctx, threads, w.blocks*parts, func(job int, s *cpuScratch) {
+		part := job % parts
+		c.compute(s, job/parts, c.count*part/parts, c.count*(part+1)/parts)
+	})
 }
 
-// compute computes one tile of the result.
-func (p *product) compute(s *cpuScratch, t tile) {
-	y := kernels.Dense{Data: grow(&s.y, t.rows*t.cols), Stride: t.cols, Rows: t.rows, Cols: t.cols}
-	clear(y.Data)
-	scale, zero := grow(&s.scale, t.cols), grow(&s.zero, t.cols)
-	for r, run := range p.w.runs {
-		p.w.scaleOf(scale, run.group, t.col)
-		if p.w.format == GPTQ {
-			p.w.zeroOf(zero, run.group, t.col)
-		}
-		codes := kernels.Codes{Words: run.words[t.col:], Stride: p.w.cols, Bits: run.bits, Rows: run.rows, Cols: t.cols}
-		x := t.x
-		x.Data, x.Cols = x.Data[run.first:], run.rows
-		if p.dense {
-			p.mulDense(s, y, x, codes, scale, zero)
+// chunk is a number of rows of a product.
+type chunk struct {
+	*product
+	strips
+	first   int // of all rows
+	valid   int // rows without those that were added
+	x, sums []float32
+	unpack  bool
+}
+
+// strip returns the activations of a strip for a piece, and their sums for each row.
+func (c *chunk) strip(i, piece int) (x, sums []float32) {
+	lo, hi := c.strips.first(i), c.strips.first(i+1)
+	p := &c.w.pieces[piece]
+	x = c.x[c.rows*p.first+lo*p.rows:][:(hi-lo)*p.rows]
+	if c.sums != nil {
+		sums = c.sums[c.rows*piece+lo:][:hi-lo]
+	}
+	return x, sums
+}
+
+// convert widens one strip of x and puts it into stored order.
+func (c *chunk) convert(strip int, s *cpuScratch) {
+	lo, hi := c.strips.first(strip), c.strips.first(strip+1)
+	cols, n := c.product.x.cols, hi-lo
+	stride := cols + 1 // and a zero, for padding
+	lines := grow(&s.lines, n*stride)
+	for r := range n {
+		line := lines[r*stride:][:stride]
+		if lo+r < c.valid {
+			c.kernels.Decode(line[:cols], c.product.x.data[2*(c.first+lo+r)*cols:][:2*cols])
+			line[cols] = 0
 		} else {
-			p.mulCodes(s, y, x, codes, scale, zero, t.sums[r:])
+			clear(line)
 		}
 	}
-	p.store(s, t, y)
-}
-
-// mulCodes adds the product of one run: integers first, then the scales.
-func (p *product) mulCodes(s *cpuScratch, y, x kernels.Dense, codes kernels.Codes, scale []float32, zero []int32, sums []float32) {
-	acc := y
-	acc.Data = grow(&s.acc, len(y.Data))
-	center := int32(1) << (codes.Bits - 1)
-	shift := grow(&s.shift, len(zero))
-	if p.w.format == GPTQ {
-		for j, z := range zero {
-			shift[j] = float32(center - z)
-		}
-	}
-	for i := range y.Rows {
-		// The kernels know the middle of the codes as the zero point; the rest is a multiple of the sum of the row.
-		line := acc.Row(i)
-		clear(line)
-		if p.w.format == GPTQ {
-			sum := sums[i*len(p.w.runs)]
-			for j, v := range shift {
-				line[j] = v * sum
-			}
-		}
-	}
-	p.kernels.MulCodes(acc, x, codes)
-	for i := range y.Rows {
-		p.kernels.MulAdd(y.Row(i), scale, acc.Row(i))
-	}
-}
-
-// mulDense adds the product of one run with unpacked weights, which are the same as those of QMatrix.Dequantize if
-// they are to be rounded.
-func (p *product) mulDense(s *cpuScratch, y, x kernels.Dense, codes kernels.Codes, scale []float32, zero []int32) {
-	panel := kernels.Dense{Data: grow(&s.panel, panelRows*codes.Cols), Stride: codes.Cols, Rows: panelRows, Cols: codes.Cols}
-	half := grow(&s.half, 2*codes.Cols)
-	center := int32(1) << (codes.Bits - 1)
-	for first := 0; first < codes.Rows; first += panelRows {
-		part := codes
-		part.Words, part.Rows = codes.Words[first/32*codes.Bits*codes.Stride:], panelRows
-		p.kernels.Unpack(panel, part)
-		for r := range panelRows {
-			line := panel.Row(r)
-			if p.w.format == GPTQ {
-				for j := range line {
-					line[j] += float32(center - zero[j])
+	for i := range c.w.pieces {
+		p := &c.w.pieces[i]
+		x, sums := c.strip(strip, i)
+		for r := range n {
+			line := lines[r*stride:][:stride]
+			switch {
+			case c.w.gather != nil:
+				for k, from := range c.w.gather[p.first:][:p.rows] {
+					x[k*n+r] = line[from]
+				}
+			case n == 1:
+				copy(x, line[p.first:])
+			default:
+				for k, v := range line[p.first:][:p.rows] {
+					x[k*n+r] = v
 				}
 			}
-			for j := range line {
-				line[j] *= scale[j]
+		}
+		for r := range sums {
+			sum := 0.0
+			for k := range p.rows {
+				sum += float64(x[k*n+r])
 			}
-			if p.round {
-				tensor.EncodeF16(half, line)
-				tensor.DecodeF16(line, half)
+			sums[r] = float32(sum)
+		}
+	}
+}
+
+// compute computes some strips of one block of the result.
+func (c *chunk) compute(s *cpuScratch, block, firstStrip, lastStrip int) {
+	w := c.w
+	first := c.strips.first(firstStrip)
+	rows := c.strips.first(lastStrip) - first
+	y := grow(&s.y, rows*w.blockCols)
+	clear(y)
+	var panel []float32
+	if c.unpack {
+		panel = grow(&s.panel, kernels.MaxPieceRows*w.blockCols)
+	}
+	for i := range w.pieces {
+		piece := w.piece(block, &w.pieces[i])
+		if c.unpack {
+			c.kernels.Unpack(panel, piece)
+			if c.round {
+				c.kernels.Round(panel, piece)
 			}
 		}
-		in := x
-		in.Data, in.Cols = x.Data[first:], panelRows
-		p.kernels.MulDense(y, in, panel)
+		for strip := firstStrip; strip < lastStrip; strip++ {
+			x, sums := c.strip(strip, i)
+			lo, hi := c.strips.first(strip), c.strips.first(strip+1)
+			out := y[(lo-first)*w.blockCols:][:(hi-lo)*w.blockCols]
+			if c.unpack {
+				c.kernels.MulPanel(out, x, panel, hi-lo, piece, !c.round, sums)
+			} else {
+				c.kernels.MulCodes(out, x, hi-lo, piece, sums)
+			}
+		}
 	}
+	c.store(s, y, block, first, min(rows, c.valid-first))
 }
 
 // store adds bias and old values and rounds.
-func (p *product) store(s *cpuScratch, t tile, y kernels.Dense) {
+func (c *chunk) store(s *cpuScratch, y []float32, block, first, rows int) {
+	col := block * c.w.blockCols
+	cols := min(c.w.blockCols, c.w.cols-col)
 	var bias []float32
-	if p.bias != nil {
-		bias = grow(&s.bias, t.cols)
-		tensor.DecodeF16(bias, p.bias[2*t.col:][:2*t.cols])
+	if c.bias != nil {
+		bias = grow(&s.bias, cols)
+		c.kernels.Decode(bias, c.bias[2*col:][:2*cols])
 	}
-	for i := range t.rows {
-		line := y.Row(i)
-		dst := p.dst.data[2*((t.row+i)*p.dst.cols+t.col):][:2*t.cols]
+	for i := range rows {
+		line := y[i*c.w.blockCols:][:cols]
+		dst := c.dst.data[2*((c.first+first+i)*c.dst.cols+col):][:2*cols]
 		for j, v := range bias {
 			line[j] += v
 		}
-		if p.accumulate {
-			old := grow(&s.old, t.cols)
-			tensor.DecodeF16(old, dst)
+		if c.accumulate {
+			old := grow(&s.old, cols)
+			c.kernels.Decode(old, dst)
 			for j, v := range old {
 				line[j] += v
 			}
 		}
-		tensor.EncodeF16(dst, line)
+		c.kernels.Encode(dst, line)
 	}
 }

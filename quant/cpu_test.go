@@ -12,14 +12,12 @@ import (
 
 func TestCPU(t *testing.T) {
 	for _, set := range quant.Features().Available {
-		for name, make := range map[string]func(testing.TB) quant.Backend{
-			"as is":    func(t testing.TB) quant.Backend { return newCPU(t, quant.CPUOptions{Kernels: set}) },
-			"packed":   func(testing.TB) quant.Backend { return quant.NewCPUForTest(set, 3, 0) },
-			"unpacked": func(testing.TB) quant.Backend { return quant.NewCPUForTest(set, 3, 1<<30) },
-		} {
-			t.Run(set+", "+name, func(t *testing.T) {
+		for _, threads := range []int{1, 3} {
+			t.Run(fmt.Sprintf("%s, threads: %d", set, threads), func(t *testing.T) {
 				t.Parallel()
-				quanttest.TestBackend(t, make)
+				quanttest.TestBackend(t, func(t testing.TB) quant.Backend {
+					return newCPU(t, quant.CPUOptions{Kernels: set, Threads: threads})
+				})
 			})
 		}
 	}
@@ -32,7 +30,7 @@ func TestCPUThreads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []int{96, 640, 4128} {
+	for _, n := range []int{96, 288, 640, 4128} {
 		m, err := quant.LoadEXL2(quanttest.EXL2(rng, n, groups), "", quant.EXL2Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -41,16 +39,19 @@ func TestCPUThreads(t *testing.T) {
 		x := quanttest.Normal(rng, rows*m.Rows(), 1)
 		for _, path := range []quant.Path{quant.PathFused, quant.PathReconstruct} {
 			opts := quant.GemmOptions{Path: path}
-			want := gemm(t, newCPU(t, quant.CPUOptions{Threads: 1}), m, x, opts)
-			for _, threads := range []int{2, 3, 7, 64} {
-				if !bytes.Equal(gemm(t, newCPU(t, quant.CPUOptions{Threads: threads}), m, x, opts), want) {
-					t.Errorf("%d columns, %v: %d threads give another result than one", n, path, threads)
+			for _, set := range quant.Features().Available {
+				cpu := newCPU(t, quant.CPUOptions{Kernels: set, Threads: 1})
+				want := gemm(t, cpu, m, x, opts)
+				for _, threads := range []int{2, 3, 7, 64} {
+					if !bytes.Equal(gemm(t, newCPU(t, quant.CPUOptions{Kernels: set, Threads: threads}), m, x, opts), want) {
+						t.Errorf("%s, %d columns, %v: %d threads give another result than one", set, n, path, threads)
+					}
 				}
-			}
-			for _, i := range []int{0, 33, 69} {
-				alone := gemm(t, newCPU(t, quant.CPUOptions{}), m, x[2*i*m.Rows():][:2*m.Rows()], opts)
-				if !bytes.Equal(alone, want[2*i*n:][:2*n]) {
-					t.Errorf("%d columns, %v: row %d alone gives another result", n, path, i)
+				for _, part := range [][2]int{{0, 1}, {33, 34}, {69, 70}, {5, 7}, {5, 8}, {60, 65}, {62, 70}, {0, 9}, {20, 33}} {
+					got := gemm(t, cpu, m, x[2*part[0]*m.Rows():2*part[1]*m.Rows()], opts)
+					if !bytes.Equal(got, want[2*part[0]*n:2*part[1]*n]) {
+						t.Errorf("%s, %d columns, %v: rows %d to %d alone give another result", set, n, path, part[0], part[1]-1)
+					}
 				}
 			}
 		}

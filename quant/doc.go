@@ -1,12 +1,12 @@
 // Package quant holds matrices that are quantized in the EXL2 and GPTQ formats and multiplies half-precision activations
-// with them, on the CPU, in plain Go.
+// with them on the CPU, without cgo: in assembly for x86-64 and arm64, in plain Go elsewhere.
 //
 // It serves programs that run or examine quantized models without Python and without a GPU. [LoadEXL2] and [LoadGPTQ]
 // check every invariant of the format and give an immutable [QMatrix]; [QMatrix.Dequantize] is the reference, bit for bit
 // what exllamav2 reconstructs. A [Backend] takes a QMatrix with Upload and computes C = A·W with Gemm; [NewCPU] is the
 // backend of this package, and the suite in package quanttest is what any other has to pass. [QuantizeEXL2] makes a matrix
 // from float weights by rounding to nearest. [Inspect] lists the quantized layers of a file and [DequantizeFile] writes them
-// back in half precision.
+// back in half precision. [NewBenchmark] measures a backend.
 //
 // # Conventions
 //

@@ -188,10 +188,9 @@ func gemm(t testing.TB, b quant.Backend, m *quant.QMatrix, x []byte, opts quant.
 }
 
 func TestGoldenGemm(t *testing.T) {
-	backends := map[string]quant.Backend{"default": newCPU(t, quant.CPUOptions{})}
+	backends := map[string]quant.Backend{}
 	for _, set := range quant.Features().Available {
-		backends[set+", packed"] = quant.NewCPUForTest(set, 2, 0)
-		backends[set+", unpacked"] = quant.NewCPUForTest(set, 2, 1<<30)
+		backends[set] = newCPU(t, quant.CPUOptions{Kernels: set})
 	}
 	for _, g := range goldens(t) {
 		t.Run(g.name, func(t *testing.T) {

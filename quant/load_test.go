@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 	"github.com/kiln-build/kiln/quant"
 	"github.com/kiln-build/kiln/quant/quanttest"
 	"github.com/kiln-build/kiln/tensor"
@@ -484,7 +485,9 @@ func exercise(t *testing.T, m *quant.QMatrix) {
 	for i := range x {
 		x[i] = byte(i%7) + 0x30
 	}
-	gemm(t, quant.NewCPUForTest("", 1, 0), m, x, quant.GemmOptions{})
+	for _, set := range quant.Features().Available {
+		gemm(t, newCPU(t, quant.CPUOptions{Kernels: set, Threads: 1}), m, x, quant.GemmOptions{})
+	}
 	for i := range weights { // writing and loading gives the same matrix
 		if i%2 == 1 && weights[i]&0x7C == 0x7C {
 			return // a product that overflowed
@@ -518,6 +521,7 @@ func FuzzLoadEXL2(f *testing.F) {
 		}
 		f.Add(seed)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m, err := quant.LoadEXL2(fuzzTensors(data, exl2Names...), "", quant.EXL2Options{})
 		if err == nil {
@@ -535,6 +539,7 @@ func FuzzLoadGPTQ(f *testing.F) {
 		}
 		f.Add(seed)
 	}
+	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m, err := quant.LoadGPTQ(fuzzTensors(data, gptqNames...), "", quant.GPTQOptions{})
 		if err == nil {

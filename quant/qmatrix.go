@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/kiln-build/kiln/quant/internal/kernels"
 	"github.com/kiln-build/kiln/tensor"
 )
 
@@ -142,6 +143,7 @@ func (m *QMatrix) DequantizeRows(dst []byte, first, n int) error {
 		zero  = make([]int32, m.cols)
 		have  = -1 // the group that scale and zero are of
 	)
+	encode := kernels.Best().Encode
 	// In stored order, so that scales and zero points are computed once for each group.
 	natural := make([]int, n)
 	for i := range natural {
@@ -173,7 +175,7 @@ func (m *QMatrix) DequantizeRows(dst []byte, first, n int) error {
 			}
 		}
 		// The products are exact: 9 and 11 bits make 20. So the weight is rounded once, here.
-		tensor.EncodeF16(dst[2*(k-first)*m.cols:][:2*m.cols], line)
+		encode(dst[2*(k-first)*m.cols:][:2*m.cols], line)
 	}
 	return nil
 }

@@ -294,8 +294,24 @@ func narrowBF2(x uint64) (h, bad uint64) {
 
 // narrow4 is the slow way for a group of four.
 func (l *Loss) narrow4(a, b uint64) uint64 {
+	const large = (0x8000_0000 - f32Overflow16) * lanes32
+	if ((a&^top32+large)|(b&^top32+large))&top32 == 0 {
+		// Zeros and other small numbers, which quantized weights are full of.
+		return narrowSmall(uint32(a)) | narrowSmall(uint32(a>>32))<<16 |
+			narrowSmall(uint32(b))<<32 | narrowSmall(uint32(b>>32))<<48
+	}
 	return uint64(l.f16(uint32(a))) | uint64(l.f16(uint32(a>>32)))<<16 |
 		uint64(l.f16(uint32(b)))<<32 | uint64(l.f16(uint32(b>>32)))<<48
+}
+
+// narrowSmall is Float16FromFloat32, as bits, for magnitudes that do not overflow. It has no branch: whether a number
+// is normal is as good as random where this is used.
+func narrowSmall(b uint32) uint64 {
+	mag := b & f32MagMask
+	normal := (mag + f32HalfUlp16 + mag>>f32DroppedTo16&1 - f32Rebias16) >> f32DroppedTo16
+	small := math.Float32bits(math.Float32frombits(mag) + f16SubnormalAdd)
+	choose := uint32(int32(mag-f32MinNormal16) >> 31) // all ones for a small number
+	return uint64(b>>16&f16Sign | (small&choose|normal&^choose)&^f16Sign&0xFFFF)
 }
 
 // narrowBF4 is the slow way for a group of four.

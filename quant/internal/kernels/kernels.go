@@ -1,57 +1,107 @@
 // Package kernels has the inner loops of the CPU backend of package quant.
 //
 // A [Set] is one implementation of all of them. [Portable] is plain Go, runs everywhere and is what others are tested
-// against; [Best] is the fastest that this build and this processor have. Sets for one instruction set are in files with
-// its build constraint and add themselves to the list in best_*.go.
+// against; the sets for one instruction set are assembly that the programs in asm write. [Sets] returns those that
+// this processor can run.
+//
+// # Layout
+//
+// A matrix is divided into blocks of columns and each block into pieces of rows that share their scales. A piece is
+// everything about its weights, one after the other in memory, so a product walks through a block from start to end:
+//
+//	codes   [Rows/32·Bits][Cols] words; the codes of a column are a stream of bits, lowest first
+//	scales  [Cols] float16, two a word
+//	shifts  [Cols] float16, if Shifted: 2^(Bits−1) minus the zero point
+//
+// The weight of a code is scale · (code − 2^(Bits−1) + shift).
 //
 // Kernels do not check their arguments beyond what keeps memory safe: a slice that is too short panics.
 package kernels
 
-// BlockRows is the number of rows that the codes of any width fill whole words with: 32 rows of b bits are b words.
-const BlockRows = 32
+//go:generate go run -C asm ./amd64 -pkg kernels -out ../kernels_amd64.s -stubs ../kernels_amd64.go
+//go:generate go run -C asm ./arm64 -out ../kernels_arm64.s -stubs ../kernels_arm64.go
 
-// Codes are packed integers of one width, [Rows, Cols]. The codes of one column are a stream of bits, lowest first, in
-// words that are Stride apart, so 32 rows take Bits words.
-type Codes struct {
-	Words  []uint32 // the first is that of the first row and column
-	Stride int      // words from one packed row to the next
-	Bits   int      // 2, 3, 4, 5, 6 or 8
-	Rows   int      // a multiple of BlockRows
-	Cols   int
+const (
+	// StepRows divides the rows of every piece: 32 codes of any width fill whole words.
+	StepRows = 32
+	// MaxPieceRows is the most rows of a piece. A panel with them and a block of columns fits the first-level cache.
+	MaxPieceRows = 128
+)
+
+// Piece is a part of a block of columns. Rows is a multiple of [StepRows].
+type Piece struct {
+	Words   []uint32
+	Bits    int // 2, 3, 4, 5, 6 or 8
+	Rows    int
+	Cols    int // of the block
+	Shifted bool
 }
 
-// Dense is a matrix of float32, Stride apart from row to row.
-type Dense struct {
-	Data   []float32
-	Stride int
-	Rows   int
-	Cols   int
+// Size returns the number of words.
+func (p Piece) Size() int {
+	n := p.codes() + p.Cols/2
+	if p.Shifted {
+		n += p.Cols / 2
+	}
+	return n
 }
 
-// Row returns row i.
-func (d Dense) Row(i int) []float32 { return d.Data[i*d.Stride:][:d.Cols] }
+// codes returns the number of words before the scales.
+func (p Piece) codes() int { return p.Rows / StepRows * p.Bits * p.Cols }
+
+// Scales returns the words of the scales and of the shifts; those are nil if there are none.
+func (p Piece) Scales() (scales, shifts []uint32) {
+	scales = p.Words[p.codes():p.Size()]
+	if p.Shifted {
+		scales, shifts = scales[:p.Cols/2], scales[p.Cols/2:]
+	}
+	return scales, shifts
+}
 
 // Set is an implementation of the kernels. Functions of a Set may be called by several goroutines at once. An element of a
-// result depends on its row of x and its column of codes or weights only, never on what else is in the same call.
+// result depends on its row of activations and its column of weights only, never on what else is in the same call.
 type Set struct {
 	// Name says which implementation it is, such as "portable".
 	Name string
 
-	// MulCodes adds x · (codes − 2^(Bits−1)) to acc. x is [M, codes.Rows] and acc is [M, codes.Cols].
-	MulCodes func(acc, x Dense, codes Codes)
+	// BlockCols is the most columns of a block and StepCols divides their number, which is even.
+	BlockCols, StepCols int
 
-	// Unpack writes codes − 2^(Bits−1) to dst, which is [codes.Rows, codes.Cols].
-	Unpack func(dst Dense, codes Codes)
+	// CodesRows are the numbers of rows of activations that MulCodes takes, ascending, the first 1.
+	CodesRows []int
 
-	// MulDense adds x · w to acc. x is [M, w.Rows] and acc is [M, w.Cols]; w.Rows is a multiple of BlockRows.
-	MulDense func(acc, x, w Dense)
+	// PanelRows is the most rows of activations that MulPanel takes. 0 means that it takes any number, and that
+	// multiplying row by row with MulCodes is faster.
+	PanelRows int
 
-	// MulAdd adds a[i]·b[i] to y[i]. All have one length.
-	MulAdd func(y, a, b []float32)
+	// MulCodes adds the product of several rows of activations with a piece to y, [rows, Cols]. x is [Rows, rows]: the
+	// activations of all rows for one row of weights are side by side. If the piece is shifted, sums has the sum of each
+	// row of activations; otherwise it is nil.
+	MulCodes func(y, x []float32, rows int, p Piece, sums []float32)
 
-	// MinCols is the number of columns from which on MulCodes is faster than Unpack and MulDense.
-	MinCols int
+	// Unpack writes code − 2^(Bits−1) of every code to panel, [Rows, Cols].
+	Unpack func(panel []float32, p Piece)
+
+	// Round makes the weights of what Unpack wrote, rounded to half precision.
+	Round func(panel []float32, p Piece)
+
+	// MulPanel is MulCodes with a panel. If scaled, the panel is what Unpack wrote and the scales are taken from the piece;
+	// if not, it is what Round made of it. Scaled, it gives the same bits as MulCodes, unless PanelRows is 0.
+	MulPanel func(y, x, panel []float32, rows int, p Piece, scaled bool, sums []float32)
+
+	// Encode rounds to little-endian float16, which may change the payload of a NaN, and Decode widens it.
+	Encode func(dst []byte, src []float32)
+	Decode func(dst []float32, src []byte)
+
+	// Read reads all words and does next to nothing with them.
+	Read func(words []uint32) uint32
 }
 
-// Best returns the fastest set for this processor. Sets are never changed.
-func Best() *Set { return best() }
+// Sets returns the sets that this processor can run, the fastest last. They are never changed.
+func Sets() []*Set { return append([]*Set{Portable()}, native()...) }
+
+// Best returns the fastest set.
+func Best() *Set {
+	all := Sets()
+	return all[len(all)-1]
+}

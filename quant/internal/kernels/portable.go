@@ -1,18 +1,62 @@
 package kernels
 
+import "github.com/kiln-build/kiln/tensor"
+
 // Portable returns the kernels in plain Go.
 func Portable() *Set { return &portable }
 
+const portableCols = 2048 // sums, words and tables of a block fit the first-level cache
+
 var portable = Set{
-	Name:     "portable",
-	MulCodes: mulCodes,
-	Unpack:   unpack,
-	MulDense: mulDense,
-	MulAdd:   mulAdd,
-	MinCols:  256,
+	Name:      "portable",
+	BlockCols: portableCols,
+	StepCols:  8,
+	CodesRows: []int{1},
+	MulCodes:  mulCodes,
+	Unpack:    unpack,
+	Round:     round,
+	MulPanel:  mulPanel,
+	Encode:    func(dst []byte, src []float32) { tensor.EncodeF16(dst, src) },
+	Decode:    tensor.DecodeF16,
+	Read:      read,
 }
 
-// mulCodes looks products up instead of computing them. Without vector instructions a multiplication costs as much as a
+func half(words []uint32, i int) float32 {
+	return tensor.Float16(words[i/2] >> (i % 2 * 16)).Float32()
+}
+
+// finish adds acc, scaled, to y.
+func finish(y, acc []float32, p Piece, sum []float32) {
+	scales, shifts := p.Scales()
+	if shifts != nil {
+		for j := range acc {
+			acc[j] += half(shifts, j) * sum[0]
+		}
+	}
+	y = y[:len(acc)]
+	for j, v := range acc {
+		y[j] += half(scales, j) * v
+	}
+}
+
+func mulCodes(y, x []float32, _ int, p Piece, sums []float32) {
+	var buffer [portableCols]float32
+	acc := buffer[:p.Cols]
+	// Filling tables pays when many columns use them.
+	if p.Cols >= 256 {
+		mulTables(acc, x[:p.Rows], p)
+	} else {
+		for r := range p.Rows {
+			v, line := x[r], rowOf(p, r)
+			for j := range acc {
+				acc[j] += v * line.code(j)
+			}
+		}
+	}
+	finish(y, acc, p, sums)
+}
+
+// mulTables looks products up instead of computing them. Without vector instructions a multiplication costs as much as a
 // load, so it pays to take several codes at once: a field of 8 bits is four codes of 2 bits, and a table with 256 entries
 // has the sum of their products with four activations. The table is filled once for all columns.
 //
@@ -20,43 +64,37 @@ var portable = Set{
 //	2 4 8   8 bits   4 2 1              1 word: 4
 //	3 6     6 bits   2 1                3 words: 16
 //	5       5 bits   1                  5 words: 32
-func mulCodes(acc, x Dense, codes Codes) {
+func mulTables(acc, x []float32, p Piece) {
 	var t tables
-	for i := range x.Rows {
-		sum, row := acc.Row(i)[:codes.Cols], x.Row(i)[:codes.Rows]
-		words := codes.Words
-		for len(row) > 0 {
-			switch codes.Bits {
-			case 2, 4, 8:
-				// Two words of each column at a time: 8 fields.
-				n := 64 / codes.Bits
-				for f := range t.of8 {
-					fillTable(t.of8[f][:], row[f*n/8:][:n/8], codes.Bits)
-				}
-				addFields8(sum, words, words[codes.Stride:], &t.of8)
-				row, words = row[n:], advance(words, 2*codes.Stride)
-			case 3, 6:
-				n := 96 / codes.Bits
-				for f := range t.of6 {
-					fillTable(t.of6[f][:], row[f*n/16:][:n/16], codes.Bits)
-				}
-				addFields6(sum, words, words[codes.Stride:], words[2*codes.Stride:], &t.of6)
-				row, words = row[n:], advance(words, 3*codes.Stride)
-			case 5:
-				for f := range t.of5 {
-					fillTable(t.of5[f][:], row[f:f+1], codes.Bits)
-				}
-				addFields5(sum, words, codes.Stride, &t.of5)
-				row, words = row[32:], advance(words, 5*codes.Stride)
-			default:
-				panic("kernels: no such width")
+	words := p.Words
+	for len(x) > 0 {
+		switch p.Bits {
+		case 2, 4, 8:
+			// Two words of each column at a time: 8 fields.
+			n := 64 / p.Bits
+			for f := range t.of8 {
+				fillTable(t.of8[f][:], x[f*n/8:][:n/8], p.Bits)
 			}
+			addFields8(acc, words, words[p.Cols:], &t.of8)
+			x, words = x[n:], words[2*p.Cols:]
+		case 3, 6:
+			n := 96 / p.Bits
+			for f := range t.of6 {
+				fillTable(t.of6[f][:], x[f*n/16:][:n/16], p.Bits)
+			}
+			addFields6(acc, words, words[p.Cols:], words[2*p.Cols:], &t.of6)
+			x, words = x[n:], words[3*p.Cols:]
+		case 5:
+			for f := range t.of5 {
+				fillTable(t.of5[f][:], x[f:f+1], p.Bits)
+			}
+			addFields5(acc, words, p.Cols, &t.of5)
+			x, words = x[32:], words[5*p.Cols:]
+		default:
+			panic("kernels: no such width")
 		}
 	}
 }
-
-// advance drops n words, or all at the end of the last row, which may be cut.
-func advance(words []uint32, n int) []uint32 { return words[min(n, len(words)):] }
 
 // tables has room for the tables of each kind of field; a product uses one of them.
 type tables struct {
@@ -127,43 +165,97 @@ func addFields5(sum []float32, words []uint32, stride int, t *[32][32]float32) {
 	}
 }
 
-func unpack(dst Dense, codes Codes) {
-	mask := uint32(1)<<codes.Bits - 1
-	center := int32(1) << (codes.Bits - 1)
-	for r := range codes.Rows {
-		bit := r * codes.Bits
-		shift := bit % 32
-		line := dst.Row(r)[:codes.Cols]
-		low := codes.Words[bit/32*codes.Stride:][:codes.Cols]
-		if shift+codes.Bits <= 32 {
-			for j, w := range low {
-				line[j] = float32(int32(w>>shift&mask) - center)
-			}
-			continue
-		}
-		high := codes.Words[(bit/32+1)*codes.Stride:][:codes.Cols]
-		for j, w := range low {
-			line[j] = float32(int32((w>>shift|high[j]<<(32-shift))&mask) - center)
+// codeRow finds the codes of one row of a piece.
+type codeRow struct {
+	low, high    []uint32 // high is nil where no code straddles two words
+	shift        int
+	mask, center uint32
+}
+
+func rowOf(p Piece, r int) codeRow {
+	bit := r * p.Bits
+	c := codeRow{shift: bit % 32, mask: 1<<p.Bits - 1, center: 1 << (p.Bits - 1)}
+	c.low = p.Words[bit/32*p.Cols:][:p.Cols]
+	if c.shift+p.Bits > 32 {
+		c.high = p.Words[(bit/32+1)*p.Cols:][:p.Cols]
+	}
+	return c
+}
+
+func (c *codeRow) code(j int) float32 {
+	w := c.low[j] >> c.shift
+	if c.high != nil {
+		w |= c.high[j] << (32 - c.shift)
+	}
+	return float32(int32(w&c.mask) - int32(c.center))
+}
+
+func unpack(panel []float32, p Piece) {
+	for r := range p.Rows {
+		row, line := rowOf(p, r), panel[r*p.Cols:][:p.Cols]
+		for j := range line {
+			line[j] = row.code(j)
 		}
 	}
 }
 
-func mulDense(acc, x, w Dense) {
-	for r := 0; r+4 <= w.Rows; r += 4 {
-		w0, w1, w2, w3 := w.Row(r), w.Row(r+1), w.Row(r+2), w.Row(r+3)
-		for i := range x.Rows {
-			sum, v := acc.Row(i)[:len(w0)], x.Data[i*x.Stride+r:][:4]
-			w1, w2, w3 := w1[:len(sum)], w2[:len(sum)], w3[:len(sum)]
-			for j, a := range w0 {
-				sum[j] += (v[0]*a + v[1]*w1[j]) + (v[2]*w2[j] + v[3]*w3[j])
+func round(panel []float32, p Piece) {
+	var shift, scale [portableCols]float32
+	scales, shifts := p.Scales()
+	for j := range p.Cols {
+		scale[j] = half(scales, j)
+		if shifts != nil {
+			shift[j] = half(shifts, j)
+		}
+	}
+	var narrow [2 * portableCols]byte
+	for r := range p.Rows {
+		line := panel[r*p.Cols:][:p.Cols]
+		for j := range line {
+			line[j] = (line[j] + shift[j]) * scale[j] // exact
+		}
+		tensor.EncodeF16(narrow[:2*p.Cols], line)
+		tensor.DecodeF16(line, narrow[:2*p.Cols])
+	}
+}
+
+func mulPanel(y, a, panel []float32, rows int, p Piece, scaled bool, sums []float32) {
+	var buffer [portableCols]float32
+	for i := range rows {
+		acc := buffer[:p.Cols]
+		clear(acc)
+		for r := 0; r < p.Rows; r += 4 {
+			w0, w1 := panel[r*p.Cols:][:len(acc)], panel[(r+1)*p.Cols:][:len(acc)]
+			w2, w3 := panel[(r+2)*p.Cols:][:len(acc)], panel[(r+3)*p.Cols:][:len(acc)]
+			v0, v1, v2, v3 := a[r*rows+i], a[(r+1)*rows+i], a[(r+2)*rows+i], a[(r+3)*rows+i]
+			for j := range acc {
+				acc[j] += (v0*w0[j] + v1*w1[j]) + (v2*w2[j] + v3*w3[j])
 			}
+		}
+		line := y[i*p.Cols:][:p.Cols]
+		switch {
+		case !scaled:
+			for j, v := range acc {
+				line[j] += v
+			}
+		case p.Shifted:
+			finish(line, acc, p, sums[i:])
+		default:
+			finish(line, acc, p, nil)
 		}
 	}
 }
 
-func mulAdd(y, a, b []float32) {
-	a, b = a[:len(y)], b[:len(y)]
-	for i := range y {
-		y[i] += a[i] * b[i]
+func read(words []uint32) uint32 {
+	var a, b, c, d uint32
+	for ; len(words) >= 8; words = words[8:] {
+		a |= words[0] | words[4]
+		b |= words[1] | words[5]
+		c |= words[2] | words[6]
+		d |= words[3] | words[7]
 	}
+	for _, w := range words {
+		a |= w
+	}
+	return a | b | c | d
 }

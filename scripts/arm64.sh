@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Runs the tests of the packages with assembly for arm64 on this machine, under qemu if it is another one. PKG and RUN limit
+# them as in "make test". Installs qemu-user-static if there is none and that is possible.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=${PKG:-"./tensor ./quant ./quant/internal/kernels"}
+
+say() { printf 'arm64: %s\n' "$*" >&2; }
+
+qemu=
+if [ "$(uname -m)" != aarch64 ] && [ "$(uname -m)" != arm64 ]; then
+  find_qemu() { command -v qemu-aarch64-static || command -v qemu-aarch64; }
+  if ! find_qemu >/dev/null; then
+    as_root=()
+    if [ "$(id -u)" != 0 ]; then
+      as_root=(sudo -n)
+    fi
+    if ! command -v apt-get >/dev/null || ! "${as_root[@]}" true 2>/dev/null; then
+      say "missing, and not installable from here: qemu-user-static"
+      say "on Debian or Ubuntu: sudo apt-get install qemu-user-static"
+      exit 1
+    fi
+    say "apt-get install qemu-user-static"
+    mkdir -p .cache
+    if ! {
+      "${as_root[@]}" apt-get -q update &&
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install qemu-user-static
+    } >.cache/arm64-apt.log 2>&1; then
+      tail -n 20 .cache/arm64-apt.log >&2
+      say "apt-get did not install qemu-user-static; its whole output is in .cache/arm64-apt.log"
+      exit 1
+    fi
+  fi
+  qemu=$(find_qemu)
+  say "under $("$qemu" --version | head -n 1)"
+fi
+
+# -exec is what runs the test binaries. Short: the processor is emulated, and every kernel is tested in short mode too.
+args=(-short -count=1 -timeout 30m)
+if [ -n "${RUN:-}" ]; then
+  args+=(-run "$RUN")
+fi
+if [ -n "$qemu" ]; then
+  args+=(-exec "$qemu")
+fi
+# shellcheck disable=SC2086 # several packages
+GOOS=linux GOARCH=arm64 CGO_ENABLED=0 go test "${args[@]}" $packages

@@ -1,0 +1,410 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/web"
+)
+
+// shutdownTime is how long downloads and uploads may go on after the server was told to stop.
+const shutdownTime = 30 * time.Second
+
+type serveFlags struct {
+	dir, addr, metricsAddr     string
+	baseURL, title             string
+	certFile, keyFile          string
+	tokens, accessLog          string
+	readOnly, insecure         bool
+	maxFile, maxProject, total string
+	maxUploads                 int
+	pageAge                    time.Duration
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	var f serveFlags
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve an index: pages for people, the simple API for installers, uploads",
+		Long: `Serves the index in a folder until it is interrupted. Installers get the simple API of every
+view; people get pages with a search, coverage tables and exact install commands; twine and
+uv publish upload to /legacy/ with a token of "kiln serve token create". Changes that "kiln index"
+makes to the folder meanwhile are served within a second.`,
+		Example: "  kiln serve --dir index --addr :8080",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context(), f) },
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.addr, "addr", "localhost:8080", "`address` to listen on; :8080 is every network")
+	flags.StringVar(&f.baseURL, "base-url", "", "`URL` at which users see the index, for the commands on pages (default: what the browser asks for)")
+	flags.StringVar(&f.title, "title", "", "`name` of the index on its pages (default \"kiln index\")")
+	flags.BoolVar(&f.readOnly, "read-only", false, "refuse uploads")
+	flags.BoolVar(&f.insecure, "insecure-uploads", false, "accept uploads without TLS from other machines; for a server behind a proxy that does TLS")
+	flags.StringVar(&f.certFile, "tls-cert", "", "certificate `file` (PEM); a renewed one is taken without a restart")
+	flags.StringVar(&f.keyFile, "tls-key", "", "private key `file` (PEM)")
+	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "`address` of a second listener with /metrics for Prometheus (default: none)")
+	flags.StringVar(&f.accessLog, "access-log", "", "append one line of JSON a request to this `file`; - is standard error (default: none)")
+	flags.StringVar(&f.maxFile, "max-file-size", "4 GiB", "largest `size` of an uploaded file")
+	flags.StringVar(&f.maxProject, "max-project-size", "", "`size` that uploads may make of one project (default: no limit)")
+	flags.StringVar(&f.total, "max-index-size", "", "`size` that uploads may make of the whole index (default: no limit)")
+	flags.IntVar(&f.maxUploads, "max-uploads", 16, "uploads at once")
+	flags.DurationVar(&f.pageAge, "page-age", time.Minute, "how long installers may use a page without asking again")
+	f.registerFolder(cmd)
+	_ = cmd.MarkFlagFilename("tls-cert", "pem", "crt")
+	_ = cmd.MarkFlagFilename("tls-key", "pem", "key")
+	cmd.AddCommand(a.serveTokenCommand(&f))
+	return cmd
+}
+
+// registerFolder adds the flags that the subcommands have too.
+func (f *serveFlags) registerFolder(cmd *cobra.Command) {
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&f.dir, "dir", "index", "`folder` of the index; it is made if it does not exist")
+	flags.StringVar(&f.tokens, "tokens", "", "`file` of the tokens for uploads (default: .kiln/tokens.json in the folder)")
+	_ = cmd.MarkPersistentFlagDirname("dir")
+}
+
+func (f *serveFlags) openTokens() (*index.Tokens, error) {
+	path := f.tokens
+	if path == "" {
+		path = filepath.Join(f.dir, ".kiln", "tokens.json")
+	}
+	return index.OpenTokens(path)
+}
+
+func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
+	if (f.certFile == "") != (f.keyFile == "") {
+		return errors.New("--tls-cert and --tls-key go together")
+	}
+	if f.baseURL != "" && !strings.HasSuffix(f.baseURL, "/") {
+		f.baseURL += "/"
+	}
+	opts, closeLog, err := a.serverOptions(f)
+	if err != nil {
+		return err
+	}
+	defer closeLog()
+	store, err := index.Open(f.dir, index.StoreOptions{Log: a.log})
+	if err != nil {
+		return err
+	}
+	server, err := index.NewServer(ctx, store, opts)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Close()) }()
+
+	listener, err := listen(ctx, f.addr)
+	if err != nil {
+		return err
+	}
+	scheme := "http"
+	if f.certFile != "" {
+		certificates := &certificate{certFile: f.certFile, keyFile: f.keyFile}
+		if _, err := certificates.get(nil); err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		scheme = "https"
+		listener = tls.NewListener(listener, &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificates.get, NextProtos: []string{"h2", "http/1.1"}})
+	}
+	servers := []*http.Server{server.HTTPServer()}
+	listeners := []net.Listener{listener}
+	if f.metricsAddr != "" {
+		l, err := listen(ctx, f.metricsAddr)
+		if err != nil {
+			return errors.Join(err, listener.Close())
+		}
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { server.WriteMetrics(w) })
+		servers = append(servers, &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute})
+		listeners = append(listeners, l)
+	}
+	a.announce(f, scheme, listeners, store, server)
+	if err := serveAll(ctx, server, servers, listeners); err != nil {
+		return err
+	}
+	a.stopped = true
+	return nil
+}
+
+func listen(ctx context.Context, addr string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	return l, nil
+}
+
+// serveAll runs servers until ctx ends, and then lets the requests that are under way finish.
+func serveAll(ctx context.Context, s *index.Server, servers []*http.Server, listeners []net.Listener) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wait sync.WaitGroup
+	wait.Go(func() { s.Run(ctx) })
+	for i, server := range servers {
+		wait.Go(func() {
+			if err := server.Serve(listeners[i]); !errors.Is(err, http.ErrServerClosed) {
+				cancel(fmt.Errorf("serve: %w", err))
+			}
+		})
+	}
+	<-ctx.Done()
+	stop, cancelStop := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+	defer cancelStop()
+	for _, server := range servers {
+		if err := server.Shutdown(stop); err != nil {
+			_ = server.Close() // what is left is cut off
+		}
+	}
+	wait.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// serverOptions turns flags into options. The function closes the access log.
+func (a *app) serverOptions(f serveFlags) (opts index.ServerOptions, closeLog func(), err error) {
+	closeLog = func() {}
+	opts = index.ServerOptions{ReadOnly: f.readOnly, InsecureUploads: f.insecure, MaxUploads: f.maxUploads, PageAge: f.pageAge, Log: a.log}
+	for _, size := range []struct {
+		flag, text string
+		to         *int64
+	}{{"max-file-size", f.maxFile, &opts.MaxFileBytes}, {"max-project-size", f.maxProject, &opts.MaxProjectBytes}, {"max-index-size", f.total, &opts.MaxTotalBytes}} {
+		if size.text == "" {
+			continue
+		}
+		if *size.to, err = matrix.ParseSize(size.text); err != nil {
+			return opts, closeLog, fmt.Errorf("--%s: %w", size.flag, err)
+		}
+	}
+	if opts.Tokens, err = f.openTokens(); err != nil {
+		return opts, closeLog, err
+	}
+	if opts.Pages, err = web.Maker(web.Options{BaseURL: f.baseURL, Title: f.title, GPUName: gpuName, Log: a.log}); err != nil {
+		return opts, closeLog, err
+	}
+	var out io.Writer
+	switch f.accessLog {
+	case "":
+	case "-":
+		out = a.stderr
+	default:
+		file, err := os.OpenFile(f.accessLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			return opts, closeLog, fmt.Errorf("--access-log: %w", err)
+		}
+		out, closeLog = file, func() { _ = file.Close() }
+	}
+	if out != nil {
+		opts.AccessLog = slog.New(slog.NewJSONHandler(out, nil))
+	}
+	return opts, closeLog, nil
+}
+
+// announce says where the index is, and how to use it.
+func (a *app) announce(f serveFlags, scheme string, listeners []net.Listener, store *index.Store, server *index.Server) {
+	url := scheme + "://" + visibleAddr(listeners[0].Addr()) + "/"
+	if f.baseURL != "" {
+		url = f.baseURL
+	}
+	projects, files := server.Catalog().Len()
+	fmt.Fprintf(a.stdout, "%s: %s, %s\n", store.Dir(), ui.Count(projects, "project"), ui.Count(files, "file"))
+	fmt.Fprintf(a.stdout, "  pages     %s\n", url)
+	fmt.Fprintf(a.stdout, "  install   pip install PACKAGE --only-binary PACKAGE --extra-index-url %ssimple/\n", url)
+	if !f.readOnly {
+		fmt.Fprintf(a.stdout, "  upload    twine upload --repository-url %slegacy/ FILE…\n", url)
+	}
+	if len(listeners) > 1 {
+		fmt.Fprintf(a.stdout, "  metrics   http://%s/metrics\n", visibleAddr(listeners[1].Addr()))
+	}
+}
+
+// visibleAddr is an address a browser on this machine can open.
+func visibleAddr(addr net.Addr) string {
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok {
+		return addr.String()
+	}
+	if tcp.IP.IsUnspecified() || tcp.IP.IsLoopback() && tcp.IP.To4() != nil {
+		return fmt.Sprintf("localhost:%d", tcp.Port)
+	}
+	return tcp.String()
+}
+
+// gpuName says what an architecture such as 90 or 90a is called.
+func gpuName(arch string) string {
+	digits := strings.TrimRight(strings.TrimSuffix(strings.ToLower(arch), "+ptx"), "af")
+	digits = strings.ReplaceAll(digits, ".", "")
+	if len(digits) < 2 || strings.Trim(digits, "0123456789") != "" {
+		return ""
+	}
+	cc, err := compat.ParseCC(digits[:len(digits)-1] + "." + digits[len(digits)-1:])
+	if err != nil {
+		return ""
+	}
+	gpu, ok := compat.Default().GPU(cc)
+	if !ok {
+		return ""
+	}
+	return gpu.Family
+}
+
+// certificate reads a key pair and reads it again when the file changes.
+type certificate struct {
+	certFile, keyFile string
+
+	mu      sync.Mutex
+	checked time.Time
+	mtime   time.Time
+	pair    *tls.Certificate
+}
+
+func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pair != nil && time.Since(c.checked) < 10*time.Second {
+		return c.pair, nil
+	}
+	c.checked = time.Now()
+	info, err := os.Stat(c.certFile)
+	if err == nil && c.pair != nil && info.ModTime().Equal(c.mtime) {
+		return c.pair, nil
+	}
+	if err == nil {
+		var pair tls.Certificate
+		if pair, err = tls.LoadX509KeyPair(c.certFile, c.keyFile); err == nil {
+			c.pair, c.mtime = &pair, info.ModTime()
+		}
+	}
+	if c.pair != nil {
+		return c.pair, nil // a half-written renewal: the old one is used until it is whole
+	}
+	return nil, fmt.Errorf("certificate: %w", err)
+}
+
+func (a *app) serveTokenCommand(f *serveFlags) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "token",
+		Short:   "Make, list and revoke the tokens with which twine and uv upload",
+		Example: "  kiln serve token create --project 'flash-attn' --note ci",
+	}
+	cmd.AddCommand(a.tokenCreateCommand(f), a.tokenListCommand(f), a.tokenRevokeCommand(f))
+	return cmd
+}
+
+func (a *app) tokenCreateCommand(f *serveFlags) *cobra.Command {
+	var token index.NewToken
+	var valid time.Duration
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "create",
+		Short: "Make a token and print it, once",
+		Long: `Prints a new token on standard output. Only its hash is stored, so that it cannot be shown again.
+A running server knows it at once. Clients give it as password of the user __token__.`,
+		Example: "  TWINE_PASSWORD=$(kiln serve token create --project 'exllama*' --valid 2160h)",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if valid != 0 {
+				token.Expires = time.Now().Add(valid).Truncate(time.Second)
+			}
+			tokens, err := f.openTokens()
+			if err != nil {
+				return err
+			}
+			secret, made, err := tokens.Create(cmd.Context(), token)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.printJSON(map[string]any{"secret": secret, "token": made})
+			}
+			fmt.Fprintf(a.stderr, "token %s for %s; it is shown only now\n", made.ID, strings.Join(made.Projects, ", "))
+			_, err = fmt.Fprintln(a.stdout, secret)
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringSliceVar(&token.Projects, "project", nil, "project `pattern` that it may upload to, such as flash-attn or 'exllama*' (required; '*' is every project)")
+	flags.StringVar(&token.Note, "note", "", "`text` that says whose token it is")
+	flags.DurationVar(&valid, "valid", 0, "`time` after which it ends, such as 2160h (default: never)")
+	flags.BoolVar(&asJSON, "json", false, "print JSON")
+	_ = cmd.MarkFlagRequired("project")
+	return cmd
+}
+
+func (a *app) tokenListCommand(f *serveFlags) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List the tokens, without their secrets",
+		Example: "  kiln serve token list --json",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			tokens, err := f.openTokens()
+			if err != nil {
+				return err
+			}
+			list, err := tokens.List()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.printJSON(map[string]any{"tokens": append([]index.Token{}, list...)})
+			}
+			if len(list) == 0 {
+				_, err := fmt.Fprintln(a.stdout, "No tokens.")
+				return err
+			}
+			table := ui.NewTable("ID", "PROJECTS", "CREATED", "EXPIRES", "NOTE")
+			for _, t := range list {
+				expires := "never"
+				if !t.Expires.IsZero() {
+					expires = t.Expires.Format(time.DateOnly)
+				}
+				table.Add(t.ID, strings.Join(t.Projects, " "), t.Created.Format(time.DateOnly), expires, t.Note)
+			}
+			return table.Write(a.stdout, a.out)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func (a *app) tokenRevokeCommand(f *serveFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "revoke ID…",
+		Short:   "End tokens for good; a running server knows at once",
+		Example: "  kiln serve token revoke 5f3a9c01",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, ids []string) error {
+			tokens, err := f.openTokens()
+			if err != nil {
+				return err
+			}
+			for _, id := range ids {
+				if err := tokens.Revoke(cmd.Context(), id); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,416 @@
+package index
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// The catalog on disk is a log of blocks. A block is the complete state of one project: a line
+// with the project, a line for each file, and a line with a checksum of the lines before.
+// A later block of the same project replaces an earlier one. All lines are JSON objects,
+// so that a catalog can be read and compared with ordinary tools.
+
+// castagnoli is the polynomial with hardware support.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+const (
+	blockStart = `{"project":`
+	blockEnd   = `{"end":`
+)
+
+// projectLine is the first line of a block.
+type projectLine struct {
+	Name    string          `json:"project"`
+	Display string          `json:"display,omitempty"`
+	Status  Status          `json:"status,omitempty"`
+	Reason  string          `json:"reason,omitempty"`
+	Shared  bool            `json:"shared,omitempty"`
+	Default Coordinates     `json:"default,omitzero"`
+	Files   int             `json:"files"`
+	Removed []tombstoneLine `json:"removed,omitempty"`
+}
+
+type tombstoneLine struct {
+	Filename string `json:"filename"`
+	SHA256   Digest `json:"sha256"`
+}
+
+// fileLine is the line of a file.
+type fileLine struct {
+	Filename       string      `json:"filename"`
+	Base           string      `json:"base,omitempty"`
+	SHA256         Digest      `json:"sha256"`
+	Size           int64       `json:"size"`
+	Metadata       Digest      `json:"metadata,omitzero"`
+	RequiresPython string      `json:"requires-python,omitempty"`
+	UploadTime     string      `json:"upload-time,omitempty"`
+	Yanked         *string     `json:"yanked,omitempty"`
+	Provenance     string      `json:"provenance,omitempty"`
+	Built          Coordinates `json:"built,omitzero"`
+	Arch           []string    `json:"arch,omitempty"`
+	Variant        *Variant    `json:"variant,omitempty"`
+}
+
+// appendBlock appends the block of a project.
+func appendBlock(dst []byte, p *Project) ([]byte, error) {
+	start := len(dst)
+	head := projectLine{
+		Name: p.Name, Status: p.Status, Reason: p.StatusReason, Shared: p.Shared, Default: p.Default, Files: len(p.Files),
+	}
+	if p.DisplayName != p.Name {
+		head.Display = p.DisplayName
+	}
+	for _, t := range p.Removed {
+		head.Removed = append(head.Removed, tombstoneLine(t))
+	}
+	buf := bytes.NewBuffer(dst)
+	enc := json.NewEncoder(buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(head); err != nil {
+		return nil, err
+	}
+	for i := range p.Files {
+		f := &p.Files[i]
+		line := fileLine{
+			Filename: f.Filename, Base: f.Base, SHA256: f.SHA256, Size: f.Size, Metadata: f.Metadata, RequiresPython: f.RequiresPython,
+			Provenance: f.Provenance, Built: f.Coordinates, Arch: f.Arch, Variant: f.Variant,
+		}
+		if !f.UploadTime.IsZero() {
+			line.UploadTime = f.UploadTime.UTC().Format(timeFormat)
+		}
+		if f.Yanked {
+			line.Yanked = &f.YankedReason
+		}
+		if err := enc.Encode(line); err != nil {
+			return nil, err
+		}
+	}
+	dst = buf.Bytes()
+	sum := crc32.Checksum(dst[start:], castagnoli)
+	return fmt.Appendf(dst, blockEnd+"%q,\"crc32c\":\"%08x\"}\n", p.Name, sum), nil
+}
+
+// cutBlock splits the first block off data and returns its length. It is not ok if there
+// is no whole block with the right checksum, as after a write that was cut short.
+func cutBlock(data []byte) (block []byte, ok bool) {
+	if !bytes.HasPrefix(data, []byte(blockStart)) {
+		return nil, false
+	}
+	at := bytes.Index(data, []byte("\n"+blockEnd))
+	if at < 0 {
+		return nil, false
+	}
+	at++
+	length := bytes.IndexByte(data[at:], '\n')
+	if length < 0 {
+		return nil, false
+	}
+	block = data[:at+length+1]
+	return block, checkBlock(block) == nil
+}
+
+// checkBlock compares a block with its checksum.
+func checkBlock(block []byte) error {
+	at := bytes.LastIndex(block, []byte("\n"+blockEnd)) + 1
+	if at == 0 {
+		return errors.New("has no end")
+	}
+	trailer, ok := bytes.CutSuffix(block[at:], []byte("\"}\n"))
+	if !ok || len(trailer) < 8 {
+		return errors.New("has no checksum")
+	}
+	want, err := strconv.ParseUint(string(trailer[len(trailer)-8:]), 16, 32)
+	if err != nil {
+		return errors.New("has no checksum")
+	}
+	if got := crc32.Checksum(block[:at], castagnoli); got != uint32(want) {
+		return fmt.Errorf("checksum is %08x, not %08x", got, want)
+	}
+	return nil
+}
+
+// interner keeps one copy of strings that are repeated in almost every line.
+type interner map[string]string
+
+func (in interner) get(s string) string {
+	if s == "" {
+		return ""
+	}
+	if have, ok := in[s]; ok {
+		return have
+	}
+	if len(in) < 10_000 {
+		in[s] = s
+	}
+	return s
+}
+
+// parseBlock reads a block. Everything in it is checked again, as it becomes paths and
+// pages: the disk may have been written by somebody else.
+func parseBlock(block []byte, in interner) (*Project, error) {
+	if err := checkBlock(block); err != nil {
+		return nil, fmt.Errorf("block of the catalog %w", err)
+	}
+	line, rest, _ := bytes.Cut(block, []byte("\n"))
+	var head projectLine
+	if err := json.Unmarshal(line, &head); err != nil {
+		return nil, fmt.Errorf("project in the catalog: %w", err)
+	}
+	p := &Project{
+		Name: head.Name, DisplayName: head.Display, Status: head.Status, StatusReason: head.Reason, Shared: head.Shared, Default: head.Default,
+	}
+	if p.DisplayName == "" {
+		p.DisplayName = p.Name
+	}
+	if head.Files < 0 || head.Files > bytes.Count(rest, []byte("\n")) {
+		return nil, fmt.Errorf("project %q in the catalog: announces %d files", p.Name, head.Files)
+	}
+	for _, t := range head.Removed {
+		p.Removed = append(p.Removed, Tombstone(t))
+	}
+	p.Files = make([]File, 0, head.Files)
+	for {
+		line, rest, _ = bytes.Cut(rest, []byte("\n"))
+		if bytes.HasPrefix(line, []byte(blockEnd)) {
+			break
+		}
+		f, err := parseFileLine(line, in)
+		if err != nil {
+			return nil, fmt.Errorf("project %q in the catalog: %w", p.Name, err)
+		}
+		p.Files = append(p.Files, f)
+	}
+	if len(p.Files) != head.Files {
+		return nil, fmt.Errorf("project %q in the catalog: has %d files, not %d", p.Name, len(p.Files), head.Files)
+	}
+	if err := p.validate(); err != nil {
+		return nil, fmt.Errorf("project %q in the catalog: %w", p.Name, err)
+	}
+	return p, nil
+}
+
+func parseFileLine(line []byte, in interner) (File, error) {
+	if f, ok := scanFileLine(line, in); ok {
+		return f, nil
+	}
+	var l fileLine
+	if err := json.Unmarshal(line, &l); err != nil {
+		return File{}, err
+	}
+	f := File{
+		Filename: l.Filename, Base: in.get(l.Base), SHA256: l.SHA256, Size: l.Size, Metadata: l.Metadata,
+		RequiresPython: in.get(l.RequiresPython), Provenance: l.Provenance, Coordinates: l.Built, Arch: l.Arch, Variant: l.Variant,
+	}
+	if l.Yanked != nil {
+		f.Yanked, f.YankedReason = true, *l.Yanked
+	}
+	if l.UploadTime != "" {
+		t, err := time.Parse(timeFormat, l.UploadTime)
+		if err != nil {
+			return File{}, fmt.Errorf("%s: upload-time: %w", l.Filename, err)
+		}
+		f.UploadTime = t
+	}
+	return f, nil
+}
+
+// scanFileLine reads a line of the form that appendBlock gives to ordinary files, several
+// times faster than encoding/json. Anything else it leaves to that.
+func scanFileLine(line []byte, in interner) (f File, ok bool) {
+	if bytes.IndexByte(line, '\\') >= 0 {
+		return f, false
+	}
+	s := line
+	text := func(key string) (value []byte, found bool) {
+		rest, found := bytes.CutPrefix(s, []byte(key))
+		if !found {
+			return nil, false
+		}
+		value, after, found := bytes.Cut(rest, []byte(`"`))
+		if !found {
+			return nil, false
+		}
+		s = after
+		return value, true
+	}
+	name, found := text(`{"filename":"`)
+	if !found {
+		return f, false
+	}
+	f.Filename = string(name)
+	if v, found := text(`,"base":"`); found {
+		f.Base = in.bytes(v)
+	}
+	v, found := text(`,"sha256":"`)
+	if !found || f.SHA256.UnmarshalText(v) != nil {
+		return f, false
+	}
+	rest, found := bytes.CutPrefix(s, []byte(`,"size":`))
+	if !found {
+		return f, false
+	}
+	n := 0
+	for n < len(rest) && isDigit(rest[n]) {
+		f.Size = f.Size*10 + int64(rest[n]-'0')
+		n++
+	}
+	if n == 0 || n > 18 || n > 1 && rest[0] == '0' {
+		return f, false
+	}
+	s = rest[n:]
+	if v, found := text(`,"metadata":"`); found && f.Metadata.UnmarshalText(v) != nil {
+		return f, false
+	}
+	if v, found := text(`,"requires-python":"`); found {
+		f.RequiresPython = in.bytes(v)
+	}
+	if v, found := text(`,"upload-time":"`); found {
+		t, err := time.Parse(timeFormat, string(v))
+		if err != nil {
+			return f, false
+		}
+		f.UploadTime = t
+	}
+	return f, string(s) == "}"
+}
+
+// bytes is get without an allocation for what is known.
+func (in interner) bytes(b []byte) string {
+	if s, ok := in[string(b)]; ok {
+		return s
+	}
+	return in.get(string(b))
+}
+
+// validate checks everything that must hold of a project, and sorts nothing: files out of
+// order are an error.
+func (p *Project) validate() error {
+	if err := validProject(p.Name, p.DisplayName); err != nil {
+		return err
+	}
+	switch p.Status {
+	case "", Active, Archived, Deprecated, Quarantined:
+	default:
+		return fmt.Errorf("status %q is not active, archived, deprecated or quarantined", p.Status)
+	}
+	if !p.Default.IsZero() {
+		if err := p.Default.validate(); err != nil {
+			return fmt.Errorf("default: %w", err)
+		}
+	}
+	var last *File
+	var lastVersion wheel.Version
+	for i := range p.Files {
+		f := &p.Files[i]
+		project, version, err := splitName(f.Filename)
+		switch {
+		case err != nil:
+			return err
+		case project != p.Name:
+			return fmt.Errorf("file %s is of another project", f.Filename)
+		}
+		if last != nil {
+			c := version.Compare(lastVersion)
+			if c < 0 || c == 0 && last.Filename >= f.Filename {
+				return fmt.Errorf("file %s is out of order or listed twice", f.Filename)
+			}
+		}
+		last, lastVersion = f, version
+		if err := f.validate(); err != nil {
+			return fmt.Errorf("file %s: %w", f.Filename, err)
+		}
+	}
+	for _, t := range p.Removed {
+		if project, _, err := splitName(t.Filename); err != nil || project != p.Name {
+			return fmt.Errorf("removed file %q is of another project", t.Filename)
+		}
+	}
+	return nil
+}
+
+// sortFiles orders files by version and name.
+func sortFiles(files []File) {
+	type keyed struct {
+		version wheel.Version
+		file    File
+	}
+	all := make([]keyed, len(files))
+	for i, f := range files {
+		all[i] = keyed{f.Version(), f}
+	}
+	slices.SortFunc(all, func(a, b keyed) int {
+		return cmp.Or(a.version.Compare(b.version), strings.Compare(a.file.Filename, b.file.Filename))
+	})
+	for i := range all {
+		files[i] = all[i].file
+	}
+}
+
+// validProject checks a normalized name and the one to show. The name becomes a folder.
+func validProject(name, display string) error {
+	switch {
+	case !wheel.ValidName(name) || wheel.NormalizeName(name) != name:
+		return fmt.Errorf("%q is not a normalized project name", name)
+	case !wheel.ValidName(display) || wheel.NormalizeName(display) != name:
+		return fmt.Errorf("%q is not another spelling of %s", display, name)
+	case len(name) > 200:
+		return fmt.Errorf("project name has %d characters, more than 200", len(name))
+	}
+	switch name {
+	case "con", "prn", "aux", "nul":
+		return fmt.Errorf("%q is a device on Windows", name)
+	}
+	if len(name) == 4 && (name[:3] == "com" || name[:3] == "lpt") && isDigit(name[3]) {
+		return fmt.Errorf("%q is a device on Windows", name)
+	}
+	return nil
+}
+
+// validate checks a file apart from its name.
+func (f *File) validate() error {
+	switch {
+	case f.SHA256.IsZero():
+		return errors.New("has no sha256")
+	case f.Size < 0:
+		return errors.New("has a negative size")
+	case !plainText(f.YankedReason, 2000):
+		return errors.New("the reason for yanking is not one line of text")
+	case len(f.RequiresPython) > 1000 || strings.ContainsFunc(f.RequiresPython, func(r rune) bool { return r < ' ' || r > '~' }):
+		return errors.New("the field Requires-Python is not one line of ASCII")
+	case f.Variant != nil && !f.IsWheel():
+		return errors.New("is a variant and not a wheel")
+	}
+	if f.Base != "" {
+		if err := validBase(f.Base); err != nil {
+			return err
+		}
+	}
+	if f.Provenance != "" {
+		if !strings.HasPrefix(f.Provenance, "https://") || validURL(f.Provenance) != nil {
+			return fmt.Errorf("provenance %q is not an https URL", f.Provenance)
+		}
+	}
+	if !f.Coordinates.IsZero() {
+		if err := f.Coordinates.validate(); err != nil {
+			return err
+		}
+	}
+	for _, a := range f.Arch {
+		if a == "" || len(a) > 40 || strings.ContainsFunc(a, func(r rune) bool {
+			return (r < '0' || r > '9') && (r < 'a' || r > 'z') && r != '.' && r != '_' && r != '+' && r != '-' && r != ':'
+		}) {
+			return fmt.Errorf("architecture %q", a)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package index
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+)
+
+func testProject() *Project {
+	sum := func(s string) Digest { return sha256.Sum256([]byte(s)) }
+	return &Project{
+		Name: "flash-attn", DisplayName: "Flash.Attn", Status: Deprecated, StatusReason: "a \"b\" <c>", Shared: true,
+		Default: Coordinates{Toolkit: "cu128", Torch: []string{"2.9"}},
+		Files: []File{
+			{Filename: "flash_attn-1.0.tar.gz", SHA256: sum("a"), Size: 1, Yanked: true, UploadTime: time.Date(2026, 8, 1, 12, 0, 0, 1000, time.UTC)},
+			{
+				Filename: "flash_attn-1.0+cu128.torch2.9-py3-none-any.whl", Base: "https://example.org/", SHA256: sum("b"), Size: 123456789,
+				Metadata: sum("m"), RequiresPython: ">=3.9,<4", UploadTime: time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC),
+			},
+			{
+				Filename: "flash_attn-2.0-py3-none-any.whl", SHA256: sum("c"), Yanked: true, YankedReason: "no \\ good", Provenance: "https://example.org/p",
+				Coordinates: Coordinates{Toolkit: "rocm6.4", Torch: []string{"2.9", "2.10"}}, Arch: []string{"gfx90a"},
+			},
+			{
+				Filename: "flash_attn-3.0-py3-none-any-cu128.whl", SHA256: sum("d"),
+				Variant: &Variant{Label: "cu128", Namespaces: []string{"nvidia"}, Properties: map[string]map[string][]string{"nvidia": {"sm_arch": {"80_real"}}}},
+			},
+		},
+		Removed: []Tombstone{{"flash_attn-0.9.tar.gz", sum("e")}},
+	}
+}
+
+func TestBlockRoundTrip(t *testing.T) {
+	want := testProject()
+	block, err := appendBlock(nil, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := parseBlock(block, interner{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Project{})); diff != "" {
+		t.Error(diff)
+	}
+	if cut, ok := cutBlock(append(bytes.Clone(block), "more"...)); !ok || !bytes.Equal(cut, block) {
+		t.Error("the block does not end where it ends")
+	}
+	for i := range block {
+		if _, ok := cutBlock(block[:i]); ok {
+			t.Errorf("a block cut at %d was taken", i)
+		}
+		damaged := bytes.Clone(block)
+		damaged[i] ^= 0x01
+		if p, err := parseBlock(damaged, interner{}); err == nil {
+			if diff := cmp.Diff(want, p, cmpopts.IgnoreUnexported(Project{})); diff != "" {
+				t.Errorf("byte %d changed what is read: %s", i, diff)
+			}
+		}
+	}
+}
+
+// TestScanFileLine: the quick reader reads what the thorough one reads.
+func TestScanFileLine(t *testing.T) {
+	block, err := appendBlock(nil, testProject())
+	if err != nil {
+		t.Fatal(err)
+	}
+	quick := 0
+	for line := range bytes.Lines(block) {
+		compareLines(t, bytes.TrimSuffix(line, []byte("\n")))
+		if _, ok := scanFileLine(bytes.TrimSuffix(line, []byte("\n")), interner{}); ok {
+			quick++
+		}
+	}
+	if quick != 1 {
+		t.Errorf("%d lines were read quickly, want the ordinary one", quick)
+	}
+}
+
+func compareLines(t *testing.T, line []byte) {
+	t.Helper()
+	quick, ok := scanFileLine(line, interner{})
+	if !ok {
+		return
+	}
+	var l fileLine
+	if err := json.Unmarshal(line, &l); err != nil {
+		t.Fatalf("%s was read, but is not JSON: %v", line, err)
+	}
+	if l.Filename != quick.Filename || l.Base != quick.Base || l.SHA256 != quick.SHA256 || l.Size != quick.Size || l.Metadata != quick.Metadata ||
+		l.RequiresPython != quick.RequiresPython || l.Yanked != nil || l.Provenance != "" || !l.Built.IsZero() || l.Arch != nil || l.Variant != nil {
+		t.Fatalf("%s: %+v, want %+v", line, quick, l)
+	}
+}
+
+// FuzzBlock: no bytes make the reader of the catalog panic, and what it accepts it writes
+// back to the same meaning.
+func FuzzBlock(f *testing.F) {
+	block, err := appendBlock(nil, testProject())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(block)
+	f.Add([]byte(`{"project":"a","files":0}` + "\n" + `{"end":"a","crc32c":"00000000"}` + "\n"))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for line := range bytes.Lines(data) {
+			line = bytes.TrimSuffix(line, []byte("\n"))
+			if bytes.ContainsFunc(line, func(r rune) bool { return r < ' ' || r > '~' }) {
+				continue // encoding/json refuses or replaces these; the checksum keeps them out
+			}
+			compareLines(t, line)
+		}
+		if _, err := tail(bytes.NewReader(data), 0, func(*Project, int64, int64) error { return nil }); err != nil {
+			return
+		}
+		p, err := parseBlock(data, interner{})
+		if err != nil {
+			return
+		}
+		again, err := appendBlock(nil, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := parseBlock(again, interner{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(p, q, cmpopts.IgnoreUnexported(Project{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// FuzzState: the list of projects is read back as it was written, and nothing else is read.
+func FuzzState(f *testing.F) {
+	st := newState()
+	st.log, st.logLen = logName(1), 1000
+	p := testProject()
+	p.prepare(&Config{})
+	st.entries[p.Name] = newEntry(p, p.own, &entry{offset: 10, length: 20})
+	f.Add(st.append(nil))
+	f.Add([]byte(stateMagic + "\tx\t0\t00000000\t00000000\n"))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		st, err := parseState(data)
+		if err != nil {
+			return
+		}
+		again, err := parseState(st.append(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(st, again, cmp.AllowUnexported(state{}, entry{}, viewEntry{}), cmpopts.EquateEmpty()); diff != "" {
+			t.Error(diff)
+		}
+		st.appendCatalog(nil, &Config{Aliases: true})
+	})
+}
+
+// FuzzLabel: whatever a label says, the coordinates in it are good for a path.
+func FuzzLabel(f *testing.F) {
+	for _, s := range []string{"cu128.torch2.9", "rocm6.2.4.torch2.4.0", "cu12torch2.8cxx11abitrue", "pt28.cu128", "cu.12.8.torch.2.9"} {
+		f.Add(s)
+	}
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, label string) {
+		c := ParseLabel(label)
+		if c.IsZero() {
+			return
+		}
+		if again, err := ParseCoordinates(c.String()); err != nil || again.String() != c.String() {
+			t.Errorf("ParseLabel(%q) = %q, which reads as %q: %v", label, c, again, err)
+		}
+	})
+}
+
+// FuzzVariant: what is accepted can be merged with itself and read back.
+func FuzzVariant(f *testing.F) {
+	f.Add([]byte(`{"$schema":"x","default-priorities":{"namespace":["nvidia"]},"variants":{"cu128":{"nvidia":{"sm_arch":["80_real","90_real"]}}}}`), "cu128")
+	f.Add([]byte(`{"variants":{"null":{}}}`), "null")
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, data []byte, label string) {
+		v, err := ParseVariant(data, label)
+		if err != nil {
+			return
+		}
+		merged, err := mergeVariants([]*Variant{v, v})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ParseVariant(merged, label); err != nil {
+			t.Fatalf("%s: %v", merged, err)
+		}
+	})
+}

@@ -1,0 +1,775 @@
+package index
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// Machine is what decides which file of a project runs somewhere. Empty fields are not known
+// and exclude nothing.
+type Machine struct {
+	// OS is "linux", "windows" or "macos".
+	OS string `json:"os,omitempty"`
+	// Arch is x86_64 or aarch64; the spellings amd64 and arm64 mean the same.
+	Arch string `json:"arch,omitempty"`
+	// Glibc, Musl and MacOS are versions such as "2.39" of what the system has of them.
+	Glibc string `json:"glibc,omitempty"`
+	Musl  string `json:"musl,omitempty"`
+	MacOS string `json:"macos,omitempty"`
+
+	// Python is a version such as "3.12" or "3.12.4".
+	Python string `json:"python,omitempty"`
+	// FreeThreaded says that it has no global lock.
+	FreeThreaded bool `json:"free_threaded,omitempty"`
+
+	// Torch is the installed version with its label, "2.9.0+cu128". Empty means that there
+	// is none and that any may be installed.
+	Torch string `json:"torch,omitempty"`
+	// TorchCUDA and TorchROCm are what it was built with, "12.8" or "6.4". Both are empty for
+	// a build for the CPU.
+	TorchCUDA string `json:"torch_cuda,omitempty"`
+	TorchROCm string `json:"torch_rocm,omitempty"`
+	// TorchABI is "TRUE" or "FALSE" for the C++11 ABI of torch, or empty.
+	TorchABI string `json:"torch_cxx11_abi,omitempty"`
+
+	// Driver is the version of the NVIDIA driver, and DriverCUDA the newest CUDA it runs in
+	// full, "12.8". NoDriver says that there is none.
+	Driver     string `json:"driver,omitempty"`
+	DriverCUDA string `json:"driver_cuda,omitempty"`
+	NoDriver   bool   `json:"no_driver,omitempty"`
+
+	// GPUs are the devices.
+	GPUs []MachineGPU `json:"gpus,omitempty"`
+
+	// Toolkit asks for builds of one toolkit, "cu128" or "cpu", whatever the machine has.
+	Toolkit string `json:"toolkit,omitempty"`
+}
+
+// MachineGPU is one device of a [Machine].
+type MachineGPU struct {
+	Name string `json:"name,omitempty"`
+	// Arch is the compute capability of an NVIDIA device, "9.0", or the target of an AMD
+	// one, "gfx90a".
+	Arch string `json:"arch"`
+}
+
+// PickOptions narrow the choice of [Pick]. The zero value takes the newest release.
+type PickOptions struct {
+	// Specifier restricts the version.
+	Specifier wheel.SpecifierSet
+	// Prereleases accepts them also when there is a release.
+	Prereleases bool
+}
+
+// Reason says in one sentence what keeps a file from fitting a machine.
+type Reason struct {
+	// Kind is stable: "os", "arch", "libc", "python", "requires-python", "torch", "abi", "toolkit",
+	// "accelerator", "driver", "gpu", "yanked", "sdist", "version".
+	Kind string `json:"kind"`
+	Text string `json:"text"`
+}
+
+// Choice is a file as [Pick] judged it.
+type Choice struct {
+	File *File `json:"-"`
+	// Filename and Version repeat the file's.
+	Filename string `json:"filename"`
+	Version  string `json:"version"`
+	// Built is for what the file was built.
+	Built Coordinates `json:"built,omitzero"`
+	// Misses are what does not fit, the weightiest first. It is empty for a file that fits.
+	Misses []Reason `json:"misses,omitempty"`
+	// Notes are what a user should know about a file that fits.
+	Notes []string `json:"notes,omitempty"`
+
+	v     wheel.Version
+	torch int   // rank of the torch version, higher is better
+	rank  []int // higher is better, compared in order
+	tag   int   // place in the list of supported tags, lower is better
+}
+
+// Fits reports whether nothing speaks against the file.
+func (c *Choice) Fits() bool { return len(c.Misses) == 0 }
+
+// Picked is the answer of [Pick].
+type Picked struct {
+	// Fits are the files that fit, best first.
+	Fits []Choice `json:"fits"`
+	// Near are the others, those with the fewest and lightest misses first.
+	Near []Choice `json:"near"`
+}
+
+// Best returns the best file that fits, or nil.
+func (p *Picked) Best() *Choice {
+	if len(p.Fits) == 0 {
+		return nil
+	}
+	return &p.Fits[0]
+}
+
+// Pick ranks the files of a project for a machine. It looks at nothing but its arguments.
+//
+// A file fits if its tags and Requires-Python accept the interpreter and system; if it was built
+// for the minor version of the installed torch and its C++ ABI; for the CUDA major that
+// this torch has, or else one the driver runs; and if it has code for every GPU, or PTX that the
+// driver can compile. Among those that fit the newest version wins, then the CUDA minor of
+// the installed torch, else what the driver runs in full, then the newest torch, the newest CUDA,
+// and last the order of the tags.
+func Pick(files []*File, m Machine, opts PickOptions) (*Picked, error) {
+	j, err := newJudge(m, opts)
+	if err != nil {
+		return nil, err
+	}
+	p := &Picked{Fits: []Choice{}, Near: []Choice{}}
+	for _, f := range files {
+		c := j.judge(f)
+		if c.Fits() {
+			p.Fits = append(p.Fits, c)
+		} else {
+			p.Near = append(p.Near, c)
+		}
+	}
+	p.Fits = withoutPrereleases(p.Fits, opts)
+	slices.SortStableFunc(p.Fits, func(a, b Choice) int {
+		return cmp.Or(comparePublic(b.v, a.v), slices.Compare(b.rank, a.rank), cmp.Compare(a.tag, b.tag),
+			b.v.Compare(a.v), cmp.Compare(b.Filename, a.Filename))
+	})
+	slices.SortStableFunc(p.Near, func(a, b Choice) int {
+		return cmp.Or(cmp.Compare(missWeight(a.Misses), missWeight(b.Misses)), comparePublic(b.v, a.v), slices.Compare(b.rank, a.rank),
+			cmp.Compare(a.Filename, b.Filename))
+	})
+	return p, nil
+}
+
+// withoutPrereleases drops them if a release fits and nobody asked.
+func withoutPrereleases(list []Choice, opts PickOptions) []Choice {
+	if opts.Prereleases || opts.Specifier.AllowsPrereleases() || !slices.ContainsFunc(list, func(c Choice) bool { return !c.v.IsPrerelease() }) {
+		return list
+	}
+	return slices.DeleteFunc(list, func(c Choice) bool { return c.v.IsPrerelease() })
+}
+
+// comparePublic orders versions without their labels, which say nothing about age.
+func comparePublic(a, b wheel.Version) int {
+	pa, errA := wheel.ParseVersion(a.Public())
+	pb, errB := wheel.ParseVersion(b.Public())
+	if errA != nil || errB != nil {
+		return a.Compare(b)
+	}
+	return pa.Compare(pb)
+}
+
+// weights say how far away a miss is: what a user cannot change weighs more than what an
+// installation changes.
+var weights = map[string]int{
+	"torch": 2, "driver": 4, "requires-python": 5, "python": 5, "toolkit": 6, "abi": 6, "yanked": 7,
+	"gpu": 8, "libc": 10, "accelerator": 30, "version": 40, "arch": 50, "os": 60, "sdist": 200,
+}
+
+func missWeight(misses []Reason) int {
+	n := 0
+	for _, m := range misses {
+		n += weights[m.Kind] + 10
+	}
+	return n
+}
+
+// judge compares files with a machine.
+type judge struct {
+	m          Machine
+	opts       PickOptions
+	in         wheel.Interpreter
+	tags       map[wheel.Tag]int // nil if the interpreter is not known
+	python     wheel.Version
+	torchMinor string
+	platforms  []string // nil if the platform is not known
+	driver     minorVersion
+}
+
+func newJudge(m Machine, opts PickOptions) (*judge, error) {
+	j := &judge{m: m, opts: opts}
+	var err error
+	if m.Python != "" {
+		if j.python, err = wheel.ParseVersion(m.Python); err != nil {
+			return nil, fmt.Errorf("python: %w", err)
+		}
+		release := j.python.Release()
+		if len(release) < 2 {
+			return nil, fmt.Errorf("python %q: give a minor version too, such as 3.12", m.Python)
+		}
+		j.in.Major, _ = strconv.Atoi(release[0])
+		j.in.Minor, _ = strconv.Atoi(release[1])
+		j.in.FreeThreaded = m.FreeThreaded
+	}
+	if m.Torch != "" {
+		v, err := wheel.ParseVersion(m.Torch)
+		if err != nil {
+			return nil, fmt.Errorf("torch: %w", err)
+		}
+		j.torchMinor = minorOf(v)
+		if v.Local() != "" && m.TorchCUDA == "" && m.TorchROCm == "" {
+			t := ParseLabel(v.Local()).Toolkit
+			if c, ok := parseCUDATag(t); ok {
+				j.m.TorchCUDA = c.String()
+			} else if rocm, ok := strings.CutPrefix(t, "rocm"); ok {
+				j.m.TorchROCm = rocm
+			}
+		}
+	}
+	if m.DriverCUDA != "" {
+		var ok bool
+		if j.driver, ok = parseMinor(m.DriverCUDA); !ok {
+			return nil, fmt.Errorf("CUDA of the driver: %q is no version such as 12.8", m.DriverCUDA)
+		}
+	}
+	if err := j.setPlatform(); err != nil {
+		return nil, err
+	}
+	if m.Python != "" && j.platforms != nil {
+		tags, err := wheel.SupportedTags(j.in)
+		if err != nil {
+			return nil, fmt.Errorf("tags of this machine: %w", err)
+		}
+		j.tags = make(map[wheel.Tag]int, len(tags))
+		for i, tag := range tags {
+			j.tags[tag] = i
+		}
+	}
+	return j, nil
+}
+
+// setPlatform fills in the platform tags.
+func (j *judge) setPlatform() error {
+	m := j.m
+	if m.OS == "" {
+		return nil
+	}
+	arch := m.Arch
+	p := wheel.Platform{}
+	switch m.OS {
+	case "linux":
+		p.OS = "linux"
+		arch = map[string]string{"amd64": "x86_64", "arm64": "aarch64", "": "x86_64"}[arch]
+	case "windows":
+		p.OS = "win"
+		arch = map[string]string{"x86_64": "amd64", "aarch64": "arm64", "": "amd64"}[arch]
+	case "macos":
+		p.OS = "macosx"
+		arch = map[string]string{"amd64": "x86_64", "aarch64": "arm64", "": "arm64"}[arch]
+	default:
+		return fmt.Errorf("system %q: use linux, windows or macos", m.OS)
+	}
+	if p.Arch = arch; arch == "" {
+		p.Arch = m.Arch
+	}
+	for _, v := range []struct {
+		text string
+		to   *wheel.PlatformVersion
+		what string
+	}{{m.Glibc, &p.Glibc, "glibc"}, {m.Musl, &p.Musl, "musl"}, {m.MacOS, &p.MacOS, "macOS"}} {
+		if v.text == "" {
+			continue
+		}
+		c, ok := parseMinor(v.text)
+		if !ok {
+			return fmt.Errorf("%s %q: give a version such as 2.39", v.what, v.text)
+		}
+		*v.to = wheel.PlatformVersion{Major: c.major, Minor: c.minor}
+	}
+	switch {
+	case p.OS == "linux" && m.Glibc == "" && m.Musl == "":
+		p.Glibc = wheel.PlatformVersion{Major: 2, Minor: 99} // not known excludes nothing
+	case p.OS == "macosx" && m.MacOS == "":
+		p.MacOS = wheel.PlatformVersion{Major: 26}
+	}
+	tags, err := p.Tags()
+	if err != nil {
+		return fmt.Errorf("platform of this machine: %w", err)
+	}
+	j.platforms, j.in.Platform = tags, p
+	return nil
+}
+
+func (j *judge) judge(f *File) Choice {
+	built := f.Built()
+	c := Choice{File: f, Filename: f.Filename, v: f.Version(), Built: built}
+	c.Version = c.v.String()
+	miss := func(kind, format string, args ...any) {
+		c.Misses = append(c.Misses, Reason{kind, fmt.Sprintf(format, args...)})
+	}
+	if !j.opts.Specifier.Contains(c.v) {
+		miss("version", "is version %s, not %s", c.v, j.opts.Specifier)
+	}
+	if f.Yanked && !exactPin(j.opts.Specifier) {
+		text := "was yanked"
+		if f.YankedReason != "" {
+			text += ": " + f.YankedReason
+		}
+		miss("yanked", "%s", text)
+	}
+	if w, ok := f.Wheel(); ok {
+		j.judgeTags(&c, w, miss)
+	} else {
+		miss("sdist", "is source code that has to be compiled")
+	}
+	if f.RequiresPython != "" && !j.python.IsZero() {
+		if set, err := wheel.ParseSpecifierSet(f.RequiresPython); err == nil && !j.pythonIn(set) {
+			miss("requires-python", "needs Python %s, this is %s", f.RequiresPython, j.m.Python)
+		}
+	}
+	j.judgeTorch(&c, f, miss)
+	j.judgeToolkit(&c, f, miss)
+	return c
+}
+
+// pythonIn reports whether the interpreter satisfies Requires-Python. Of "3.12" without a patch
+// the last is assumed, since ">=3.12.1" should not exclude it.
+func (j *judge) pythonIn(set wheel.SpecifierSet) bool {
+	v := j.python
+	if len(v.Release()) == 2 && !v.IsPrerelease() {
+		if last, err := wheel.ParseVersion(v.String() + ".99"); err == nil && set.Contains(last) {
+			return true
+		}
+	}
+	return set.Contains(v)
+}
+
+func exactPin(set wheel.SpecifierSet) bool {
+	return slices.ContainsFunc(set.Specifiers(), func(s wheel.Specifier) bool {
+		return s.Operator() == "===" || s.Operator() == "==" && !strings.HasSuffix(s.Text(), "*")
+	})
+}
+
+func (j *judge) judgeTags(c *Choice, w wheel.Filename, miss func(string, string, ...any)) {
+	c.tag = 1 << 30
+	for _, tag := range w.Tags() {
+		if i, ok := j.tags[tag]; ok {
+			c.tag = min(c.tag, i)
+		}
+	}
+	if j.tags != nil && c.tag < 1<<30 {
+		return
+	}
+	if j.platforms != nil && !slices.ContainsFunc(w.Platform, func(p string) bool { return p == "any" || slices.Contains(j.platforms, p) }) {
+		kind, text := j.platformReason(w.Platform)
+		miss(kind, "%s", text)
+		if j.in.Major == 0 {
+			return
+		}
+	}
+	if j.in.Major == 0 {
+		return
+	}
+	if !j.pythonFits(w) {
+		this := fmt.Sprintf("%d.%d", j.in.Major, j.in.Minor)
+		if j.in.FreeThreaded {
+			this += " free-threaded"
+		}
+		miss("python", "is for Python %s, this is %s", pythonNames(w), this)
+	}
+}
+
+// pythonFits compares the Python and ABI tags alone.
+func (j *judge) pythonFits(w wheel.Filename) bool {
+	in := j.in
+	in.Platform = wheel.Platform{OS: "linux", Arch: "x86_64"}
+	tags, err := wheel.SupportedTags(in)
+	if err != nil {
+		return true
+	}
+	type pair struct{ python, abi string }
+	known := map[pair]bool{}
+	for _, t := range tags {
+		known[pair{t.Python, t.ABI}] = true
+	}
+	for _, p := range w.Python {
+		for _, a := range w.ABI {
+			if known[pair{p, a}] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// pythonNames writes the interpreters of a wheel as people do: "3.12", "3.13 free-threaded".
+func pythonNames(w wheel.Filename) string {
+	var names []string
+	for _, p := range w.Python {
+		name := PythonName(p)
+		if slices.ContainsFunc(w.ABI, func(a string) bool { return strings.HasPrefix(a, "cp") && strings.HasSuffix(a, "t") }) {
+			name += " free-threaded"
+		}
+		names = append(names, name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// PythonName writes a Python tag as people do: "3.12" for cp312, "3" for py3.
+func PythonName(tag string) string {
+	for _, prefix := range []string{"cp", "py"} {
+		if digits, ok := strings.CutPrefix(tag, prefix); ok && digits != "" && strings.Trim(digits, "0123456789") == "" {
+			if len(digits) == 1 {
+				return digits
+			}
+			return digits[:1] + "." + digits[1:]
+		}
+	}
+	return tag
+}
+
+// platformReason says why no platform tag of a wheel fits: system, processor or C library.
+func (j *judge) platformReason(platforms []string) (kind, text string) {
+	for _, p := range platforms {
+		family, arch := splitPlatform(p)
+		if family != j.in.Platform.OS {
+			continue
+		}
+		if arch != j.in.Platform.Arch {
+			kind, text = "arch", fmt.Sprintf("is for %s, this is %s", arch, j.in.Platform.Arch)
+			continue
+		}
+		if major, minor, _, ok := wheel.ManylinuxVersion(p); ok {
+			if g := j.in.Platform.Glibc; g.Major != 0 {
+				return "libc", fmt.Sprintf("needs glibc %d.%d, this has %d.%d", major, minor, g.Major, g.Minor)
+			}
+			return "libc", fmt.Sprintf("needs glibc %d.%d, this has musl", major, minor)
+		}
+		if strings.HasPrefix(p, "musllinux") {
+			return "libc", "needs musl, this has glibc"
+		}
+		return "os", fmt.Sprintf("is for %s, which is newer than this system", p)
+	}
+	if text != "" {
+		return kind, text
+	}
+	family, _ := splitPlatform(platforms[0])
+	return "os", fmt.Sprintf("is for %s, this is %s", OSName(family), OSName(j.in.Platform.OS))
+}
+
+// splitPlatform returns the system and the processor of a platform tag.
+func splitPlatform(tag string) (family, arch string) {
+	for _, f := range []struct{ prefix, family string }{
+		{"manylinux", "linux"}, {"musllinux", "linux"}, {"linux", "linux"}, {"win", "win"}, {"macosx", "macosx"},
+	} {
+		if strings.HasPrefix(tag, f.prefix) {
+			if tag == "win32" {
+				return "win", "32"
+			}
+			for _, arch := range []string{"x86_64", "aarch64", "amd64", "arm64", "universal2", "i686", "armv7l", "ppc64le", "s390x", "riscv64"} {
+				if strings.HasSuffix(tag, "_"+arch) {
+					return f.family, arch
+				}
+			}
+			return f.family, tag[strings.LastIndexByte(tag, '_')+1:]
+		}
+	}
+	return tag, ""
+}
+
+// OSName writes the system of a platform tag as people do.
+func OSName(family string) string {
+	switch family {
+	case "linux":
+		return "Linux"
+	case "win":
+		return "Windows"
+	case "macosx":
+		return "macOS"
+	case "any":
+		return "any system"
+	}
+	return family
+}
+
+func (j *judge) judgeTorch(c *Choice, f *File, miss func(string, string, ...any)) {
+	if len(c.Built.Torch) == 0 {
+		return
+	}
+	newest := slices.MaxFunc(c.Built.Torch, func(a, b string) int { return compareMinor(a, b) })
+	if j.torchMinor == "" {
+		// With none installed any will do, the newest best.
+		if v, ok := parseMinor(newest); ok {
+			c.torch = v.major*1000 + v.minor
+		}
+		c.Notes = append(c.Notes, "torch "+newest+" has to be installed with it")
+		return
+	}
+	if !slices.Contains(c.Built.Torch, j.torchMinor) {
+		miss("torch", "was built for torch %s, this has %s", strings.Join(c.Built.Torch, ", "), j.m.Torch)
+		if v, ok := parseMinor(newest); ok {
+			c.torch = -distance(v, j.torchMinor)
+		}
+		return
+	}
+	if abi := labelABI(f.Version().Local()); abi != "" && j.m.TorchABI != "" && abi != j.m.TorchABI {
+		miss("abi", "was built with _GLIBCXX_USE_CXX11_ABI %s, the installed torch with %s", abi, j.m.TorchABI)
+	}
+}
+
+// distance is how many minor versions lie between two, for ordering near misses.
+func distance(v minorVersion, minor string) int {
+	w, ok := parseMinor(minor)
+	if !ok {
+		return 0
+	}
+	d := (v.major-w.major)*100 + v.minor - w.minor
+	return max(d, -d)
+}
+
+func compareMinor(a, b string) int {
+	va, _ := parseMinor(a)
+	vb, _ := parseMinor(b)
+	return va.compare(vb)
+}
+
+// labelABI returns what a label such as cu12torch2.8cxx11abitrue says of the C++ ABI.
+func labelABI(local string) string {
+	_, value, ok := strings.Cut(strings.ToLower(local), "cxx11abi")
+	switch {
+	case ok && strings.HasPrefix(value, "true"):
+		return "TRUE"
+	case ok && strings.HasPrefix(value, "false"):
+		return "FALSE"
+	}
+	return ""
+}
+
+// judgeToolkit compares CUDA, ROCm and CPU builds with torch, the driver and the GPUs.
+func (j *judge) judgeToolkit(c *Choice, f *File, miss func(string, string, ...any)) {
+	toolkit := c.Built.Toolkit
+	if j.m.Toolkit != "" && toolkit != "" && toolkit != j.m.Toolkit {
+		miss("toolkit", "was built for %s, not %s", ToolkitName(toolkit), ToolkitName(j.m.Toolkit))
+		return
+	}
+	exact, version := 0, 0
+	if cuda, ok := parseCUDATag(toolkit); ok {
+		exact, version = j.judgeCUDA(c, f, cuda, miss)
+	} else if rocm, ok := strings.CutPrefix(toolkit, "rocm"); ok {
+		exact = j.judgeROCm(c, f, rocm, miss)
+	} else if toolkit == "cpu" {
+		if j.m.Toolkit == "" && (j.m.TorchCUDA != "" || j.m.TorchROCm != "") {
+			miss("accelerator", "was built for a torch without GPUs, this has torch %s", j.m.Torch)
+		}
+		if j.m.NoDriver {
+			exact = 1
+		}
+	}
+	full := 1
+	if version < 0 {
+		full = 0
+	}
+	c.rank = []int{exact, full, c.torch, version}
+}
+
+func (j *judge) judgeCUDA(c *Choice, f *File, cuda minorVersion, miss func(string, string, ...any)) (exact, version int) {
+	version = cuda.major*100 + cuda.minor
+	torch, hasTorch := parseMinor(j.m.TorchCUDA)
+	switch {
+	case hasTorch && cuda.major != torch.major:
+		miss("toolkit", "was built for CUDA %s, the installed torch has %s", cuda, torch)
+	case hasTorch && cuda == torch:
+		exact = 1
+	case hasTorch && !cuda.majorOnly:
+		c.Notes = append(c.Notes, fmt.Sprintf("built for CUDA %s, the installed torch has %s: usually works within one major version", cuda, torch))
+		version = -max(cuda.minor-torch.minor, torch.minor-cuda.minor)
+	case j.m.TorchROCm != "":
+		miss("accelerator", "was built for CUDA %s, the installed torch has ROCm %s", cuda, j.m.TorchROCm)
+	case j.m.Torch != "" && !hasTorch && j.m.Toolkit == "" && j.torchIsCPU():
+		miss("accelerator", "was built for CUDA %s, the installed torch has no CUDA", cuda)
+	}
+	if j.m.NoDriver {
+		if !hasTorch && j.m.Toolkit == "" {
+			miss("driver", "needs an NVIDIA driver for CUDA %d, this machine has none", cuda.major)
+		} else {
+			c.Notes = append(c.Notes, "this machine has no NVIDIA driver; it will not run here")
+		}
+		return exact, version
+	}
+	if j.driver != (minorVersion{}) && cuda.major > j.driver.major {
+		miss("driver", "needs a driver for CUDA %d, this one%s runs CUDA up to %s", cuda.major, j.driverName(), j.driver)
+		return exact, version
+	}
+	newer := j.driver != (minorVersion{}) && cuda.compare(j.driver) > 0
+	if newer && !hasTorch {
+		version = -version // the newest the driver has in full comes first
+	}
+	j.judgeGPUs(c, f.Arch, newer, miss)
+	return exact, version
+}
+
+func (j *judge) driverName() string {
+	if j.m.Driver == "" {
+		return ""
+	}
+	return " (" + j.m.Driver + ")"
+}
+
+// torchIsCPU reports whether the installed torch is known to be without CUDA.
+func (j *judge) torchIsCPU() bool {
+	v, err := wheel.ParseVersion(j.m.Torch)
+	return err == nil && ParseLabel(v.Local()).Toolkit == "cpu"
+}
+
+func (j *judge) judgeROCm(c *Choice, f *File, rocm string, miss func(string, string, ...any)) (exact int) {
+	switch {
+	case j.m.TorchCUDA != "":
+		miss("accelerator", "was built for ROCm %s, the installed torch has CUDA %s", rocm, j.m.TorchCUDA)
+		return 0
+	case j.m.TorchROCm != "" && !sameMinor(rocm, j.m.TorchROCm):
+		miss("toolkit", "was built for ROCm %s, the installed torch has %s", rocm, j.m.TorchROCm)
+		return 0
+	case j.m.TorchROCm == "" && j.m.Toolkit == "" && !slices.ContainsFunc(j.m.GPUs, func(g MachineGPU) bool { return strings.HasPrefix(g.Arch, "gfx") }) &&
+		(len(j.m.GPUs) > 0 || j.m.NoDriver || j.driver != (minorVersion{})):
+		miss("accelerator", "was built for ROCm, this machine has no AMD GPU")
+		return 0
+	}
+	for _, g := range j.m.GPUs {
+		if strings.HasPrefix(g.Arch, "gfx") && len(f.Arch) > 0 && !slices.Contains(f.Arch, g.Arch) {
+			miss("gpu", "has no code for %s; it has %s", g.Arch, strings.Join(f.Arch, ", "))
+			return 0
+		}
+	}
+	return 1
+}
+
+func sameMinor(a, b string) bool {
+	va, ok := parseMinor(a)
+	vb, ok2 := parseMinor(b)
+	return ok && ok2 && va == vb
+}
+
+// judgeGPUs looks for code for every GPU. newer says that the file's CUDA is newer than the
+// driver's, which then cannot compile its PTX.
+func (j *judge) judgeGPUs(c *Choice, archs []string, newer bool, miss func(string, string, ...any)) {
+	if len(archs) == 0 {
+		return
+	}
+	for _, g := range j.m.GPUs {
+		cc, ok := parseMinor(g.Arch)
+		if !ok {
+			continue
+		}
+		sass, ptx := false, false
+		for _, a := range archs {
+			s, p := archRuns(a, cc)
+			sass, ptx = sass || s, ptx || p
+		}
+		name := g.Arch
+		if g.Name != "" {
+			name = g.Name + " (" + g.Arch + ")"
+		}
+		switch {
+		case sass:
+		case ptx && newer:
+			miss("gpu", "has only PTX for %s, which a driver for CUDA %s cannot compile", name, j.driver)
+		case ptx:
+			c.Notes = append(c.Notes, "has only PTX for "+name+": the driver compiles it at the first start")
+		default:
+			miss("gpu", "has no code for %s; it has %s", name, strings.Join(archs, ", "))
+		}
+	}
+}
+
+// archRuns reports whether code for an architecture runs on a device as it is (sass) or after
+// compiling its PTX. Architectures are spelled "90", "9.0", "sm_90", "90a", "100f", "90+PTX",
+// "compute_90".
+func archRuns(arch string, device minorVersion) (sass, ptx bool) {
+	arch = strings.ToLower(arch)
+	arch, hasPTX := strings.CutSuffix(arch, "+ptx")
+	if rest, ok := strings.CutPrefix(arch, "compute_"); ok {
+		arch, hasPTX = rest, true
+	} else {
+		arch = strings.TrimPrefix(arch, "sm_")
+		sass = true
+	}
+	exact := strings.HasSuffix(arch, "a")
+	family := strings.HasSuffix(arch, "f")
+	arch = strings.TrimRight(arch, "af")
+	code, ok := parseMinor(arch)
+	if !ok || !strings.Contains(arch, ".") {
+		if len(arch) < 2 || strings.Trim(arch, "0123456789") != "" {
+			return false, false
+		}
+		code, ok = parseMinor(arch[:len(arch)-1] + "." + arch[len(arch)-1:])
+	}
+	if !ok {
+		return false, false
+	}
+	switch {
+	case exact:
+		return sass && code == device, hasPTX && code == device
+	case family:
+		return sass && code.major == device.major && code.minor <= device.minor, hasPTX && code.major == device.major && code.minor <= device.minor
+	}
+	return sass && code.major == device.major && code.minor <= device.minor, hasPTX && code.compare(device) <= 0
+}
+
+// minorVersion is a version of two numbers: of CUDA, torch, glibc, or a compute capability.
+type minorVersion struct {
+	major, minor int
+	majorOnly    bool
+}
+
+func (v minorVersion) String() string {
+	if v.majorOnly {
+		return strconv.Itoa(v.major)
+	}
+	return fmt.Sprintf("%d.%d", v.major, v.minor)
+}
+
+func (v minorVersion) compare(w minorVersion) int {
+	if v.majorOnly || w.majorOnly {
+		return cmp.Compare(v.major, w.major)
+	}
+	return cmp.Or(cmp.Compare(v.major, w.major), cmp.Compare(v.minor, w.minor))
+}
+
+// parseMinor reads "12.8", "12.8.1" or "12".
+func parseMinor(s string) (minorVersion, bool) {
+	major, rest, hasMinor := strings.Cut(s, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	a, err := strconv.ParseUint(major, 10, 16)
+	if err != nil {
+		return minorVersion{}, false
+	}
+	if !hasMinor {
+		return minorVersion{major: int(a), majorOnly: true}, true
+	}
+	b, err := strconv.ParseUint(minor, 10, 16)
+	return minorVersion{major: int(a), minor: int(b)}, err == nil
+}
+
+// parseCUDATag reads "cu128", or "cu12" where only the major is known.
+func parseCUDATag(tag string) (minorVersion, bool) { return parseMinor(cudaVersion(tag)) }
+
+// ToolkitName writes a toolkit as people do: "CUDA 12.8" for cu128, "ROCm 6.4", "CPU".
+func ToolkitName(toolkit string) string {
+	if v, ok := parseCUDATag(toolkit); ok {
+		return "CUDA " + v.String()
+	}
+	if rocm, ok := strings.CutPrefix(toolkit, "rocm"); ok {
+		return "ROCm " + rocm
+	}
+	switch toolkit {
+	case "cpu":
+		return "CPU"
+	case "xpu":
+		return "Intel XPU"
+	}
+	return toolkit
+}
+
+// minorOf returns "2.9" for 2.9.0+cu128.
+func minorOf(v wheel.Version) string {
+	r := v.Release()
+	if len(r) < 2 {
+		return r[0] + ".0"
+	}
+	return r[0] + "." + r[1]
+}

@@ -1,0 +1,263 @@
+package index
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/klauspost/compress/gzip"
+
+	"github.com/kiln-build/kiln/internal/fsx"
+)
+
+// The names of pages in their folders. Besides index.html, which every web server finds, they
+// are those that bandersnatch uses, and servers with content negotiation look for.
+const (
+	htmlPage = "index.html"
+	jsonPage = "index.v1_json"
+	gzSuffix = ".gz"
+)
+
+// bulkPages is the number of pages from which on they are not made durable one by one. Pages
+// can be made again from the catalog at any time; a crash of the machine right after a
+// bulk change may damage some, which `kiln index check` finds.
+const bulkPages = 400
+
+// tree writes pages below a folder. Every file is replaced in one step, and only if its
+// content changes. A tree is used by one goroutine.
+type tree struct {
+	dir     string
+	durable bool
+	temp    *atomic.Int64 // numbers for temporary names, shared by all trees of a change
+	written int
+	gz      *gzip.Writer
+	packed  bytes.Buffer
+	made    map[string]bool // folders that are there
+}
+
+func newTree(dir string, durable bool, temp *atomic.Int64) *tree {
+	// Pages consist of hashes, which nothing compresses, and of repetition, which the first
+	// level finds: higher ones gain a few percent for several times the work.
+	gz, _ := gzip.NewWriterLevel(nil, 1) // the level is valid
+	return &tree{dir: dir, durable: durable, temp: temp, gz: gz, made: map[string]bool{}}
+}
+
+// tempDir is where files are written before they get their name.
+func tempDir(dir string) string { return filepath.Join(dir, stateDir, "tmp") }
+
+func (t *tree) tempPath() string {
+	return filepath.Join(tempDir(t.dir), strconv.FormatInt(t.temp.Add(1), 10))
+}
+
+func (t *tree) path(rel string) string { return filepath.Join(t.dir, filepath.FromSlash(rel)) }
+
+// pageFile is a file to write.
+type pageFile struct {
+	name   string
+	data   []byte
+	packed []byte // the same, compressed; nil if that was not done yet
+}
+
+// pack compresses a page once, however often it is written.
+func (t *tree) pack(p *pageFile) error {
+	if p.packed != nil {
+		return nil
+	}
+	packed, err := t.compress(p.data)
+	p.packed = bytes.Clone(packed)
+	return err
+}
+
+// putFolder writes the pages of one folder, each with its compressed twin. A folder that is
+// not there yet appears with all of them at once.
+func (t *tree) putFolder(rel string, pages []pageFile) error {
+	dir := t.path(rel)
+	if t.made[dir] || t.durable {
+		return t.putPages(dir, pages)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return t.putPages(dir, pages)
+	}
+	temp := t.tempPath()
+	if err := os.MkdirAll(temp, 0o777); err != nil {
+		return err
+	}
+	for i := range pages {
+		p := &pages[i]
+		if err := t.pack(p); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(temp, p.name), p.data, 0o644); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(temp, p.name+gzSuffix), p.packed, 0o644); err != nil {
+			return err
+		}
+		t.written += 2
+	}
+	if err := t.mkdir(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	return os.Rename(temp, dir)
+}
+
+func (t *tree) putPages(dir string, pages []pageFile) error {
+	if err := t.mkdir(dir); err != nil {
+		return err
+	}
+	for i := range pages {
+		if err := t.put(dir, &pages[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// put writes a page and its compressed twin into a folder.
+func (t *tree) put(dir string, p *pageFile) error {
+	path := filepath.Join(dir, p.name)
+	if same(path, p.data) {
+		if exists(path + gzSuffix) {
+			return nil
+		}
+	} else if err := t.replace(path, p.data); err != nil {
+		return err
+	}
+	if err := t.pack(p); err != nil {
+		return err
+	}
+	return t.replace(path+gzSuffix, p.packed)
+}
+
+func same(path string, data []byte) bool {
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(data)) {
+		return false
+	}
+	old, err := os.ReadFile(path)
+	return err == nil && bytes.Equal(old, data)
+}
+
+func (t *tree) replace(path string, data []byte) error {
+	t.written++
+	if t.durable {
+		return fsx.WriteFile(path, data, 0o644)
+	}
+	temp := t.tempPath()
+	if err := os.WriteFile(temp, data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temp, path)
+}
+
+// compress returns the gzip form of data, without a time in it. It is valid until the next call.
+func (t *tree) compress(data []byte) ([]byte, error) {
+	t.packed.Reset()
+	t.gz.Reset(&t.packed)
+	if _, err := t.gz.Write(data); err != nil {
+		return nil, err
+	}
+	if err := t.gz.Close(); err != nil {
+		return nil, err
+	}
+	return t.packed.Bytes(), nil
+}
+
+func (t *tree) mkdir(dir string) error {
+	if t.made[dir] {
+		return nil
+	}
+	if info, err := os.Lstat(dir); err == nil && info.IsDir() {
+		t.made[dir] = true
+		return nil
+	}
+	if dir != t.dir {
+		if err := t.mkdir(filepath.Dir(dir)); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	t.made[dir] = true
+	if t.durable {
+		return fsx.SyncDir(filepath.Dir(dir))
+	}
+	return nil
+}
+
+// removePages removes the pages in a folder and the folder, if nothing else is in it,
+// and then the folders above that have become empty.
+func (t *tree) removePages(rel string) error {
+	dir := t.path(rel)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if isPage(e.Name()) || fsx.IsTemp(e.Name()) {
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+			t.written++
+		}
+	}
+	return removeEmpty(t.dir, dir)
+}
+
+// isPage reports whether the index writes files of that name into folders of pages.
+func isPage(name string) bool {
+	name = strings.TrimSuffix(name, gzSuffix)
+	return name == htmlPage || name == jsonPage || strings.HasSuffix(name, "-variants.json")
+}
+
+// removeEmpty removes dir and the folders above it, up to root, as long as they are empty.
+func removeEmpty(root, dir string) error {
+	for dir != root && strings.HasPrefix(dir, root) {
+		// Whether the folder is empty is known only by removing it.
+		if err := os.Remove(dir); err != nil {
+			if entries, readErr := os.ReadDir(dir); readErr == nil && len(entries) > 0 || errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
+			return fmt.Errorf("remove empty folder: %w", err)
+		}
+		dir = filepath.Dir(dir)
+	}
+	return nil
+}
+
+// pageFolder is the folder of a page: of the list, or with a project of its page.
+func pageFolder(root, project string) string {
+	folder := "simple"
+	if root != "" {
+		folder = root + "/simple"
+	}
+	if project != "" {
+		folder += "/" + project
+	}
+	return folder
+}
+
+// gunzip unpacks a file, up to limit bytes.
+func gunzip(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	r, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(r, limit))
+}

@@ -1,0 +1,606 @@
+package index
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/kiln-build/kiln/internal/fsx"
+)
+
+// update is a change of an index, made by the holder of its lock. What it writes, in this order,
+// keeps every page true at any moment, also if the process is killed:
+//
+//  1. hosted files and their metadata, not listed anywhere yet (before commit)
+//  2. blocks of the changed projects, at the end of the log
+//  3. pages of projects
+//  4. lists of projects, then catalog.json
+//  5. removal of pages that no list names any more
+//  6. the state, which says that the pages are done
+//  7. removal of hosted files that no page names any more
+//
+// A change that was cut short between 2 and 6 is found by the next one as blocks after
+// the end of the log that the state knows, and is completed together with it.
+type update struct {
+	store  *Store
+	st     *state // as found
+	config Config
+	sum    uint32 // of config
+
+	log      *os.File // nil if there is none yet
+	in       interner
+	projects map[string]*Project // changed ones
+	blocks   map[string]*entry   // where the log has blocks that the state does not know
+	rebuild  bool                // write all pages
+	unlink   []*File             // hosted files to remove
+
+	pages int // files written or removed
+}
+
+// update runs change under the lock and writes what it changed.
+func (s *Store) update(ctx context.Context, change func(u *update) error) error {
+	lock, err := s.lock(ctx)
+	if err != nil {
+		return fmt.Errorf("write index %s: %w", s.dir, err)
+	}
+	u := &update{store: s, in: interner{}, projects: map[string]*Project{}, blocks: map[string]*entry{}}
+	err = u.run(ctx, change)
+	if u.log != nil {
+		err = errors.Join(err, u.log.Close())
+	}
+	if err := errors.Join(err, lock.Unlock()); err != nil {
+		return fmt.Errorf("write index %s: %w", s.dir, err)
+	}
+	return nil
+}
+
+func (u *update) run(ctx context.Context, change func(u *update) error) error {
+	if err := u.open(); err != nil {
+		return err
+	}
+	if len(u.projects) > 0 {
+		// First complete what was cut short: the pages that it wrote are known only from its
+		// own blocks.
+		u.store.log.Warn("completing an interrupted change", "projects", len(u.projects))
+		if err := u.commit(); err != nil {
+			return err
+		}
+		u.projects, u.blocks, u.rebuild = map[string]*Project{}, map[string]*entry{}, false
+		if err := u.reopen(); err != nil {
+			return err
+		}
+	}
+	if err := change(u); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	return u.commit()
+}
+
+// open reads the state and what an interrupted change left.
+func (u *update) open() (err error) {
+	s := u.store
+	if err := os.RemoveAll(tempDir(s.dir)); err != nil {
+		return err
+	}
+	if u.config, u.sum, err = s.readConfig(); err != nil {
+		return err
+	}
+	if u.st, err = readState(s.dir); err != nil {
+		return err
+	}
+	if u.st.log == "" {
+		// A log without a state is a first change that was cut short.
+		u.st.log = logName(1)
+	}
+	u.rebuild = u.st.config != u.sum
+	u.log, err = os.OpenFile(u.logPath(), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) && u.st.logLen == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	info, err := u.log.Stat()
+	if err != nil || info.Size() == u.st.logLen {
+		return err
+	}
+	if info.Size() < u.st.logLen {
+		return fmt.Errorf("%s has %d bytes, not %d: it was damaged from outside", u.logPath(), info.Size(), u.st.logLen)
+	}
+	end, err := tail(u.log, u.st.logLen, func(p *Project, offset, length int64) error {
+		u.projects[p.Name] = p
+		u.blocks[p.Name] = &entry{offset: offset, length: length}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if end < info.Size() {
+		if err := u.log.Truncate(end); err != nil {
+			return err
+		}
+	}
+	u.st.logLen = end
+	return nil
+}
+
+func logName(n int) string { return fmt.Sprintf("catalog-%06d.jsonl", n) }
+
+func (u *update) logPath() string { return filepath.Join(u.store.dir, stateDir, u.st.log) }
+
+// project returns a project to read, nil if there is none.
+func (u *update) project(name string) (*Project, error) {
+	if p := u.projects[name]; p != nil {
+		return p, nil
+	}
+	e := u.st.entries[name]
+	if e == nil {
+		return nil, nil //nolint:nilnil // not being there is not an error
+	}
+	p, _, err := readBlock(u.log, e, nil, u.in)
+	return p, err
+}
+
+// set makes p the new state of its project.
+func (u *update) set(p *Project) {
+	u.projects[p.Name] = p
+	delete(u.blocks, p.Name)
+}
+
+// setConfig changes the configuration.
+func (u *update) setConfig(config Config) error {
+	if err := config.validate(); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(config, "", "  ")
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	if !same(u.store.configPath(), text) {
+		if err := fsx.WriteFile(u.store.configPath(), text, 0o644); err != nil {
+			return err
+		}
+	}
+	u.config, u.sum = config, config.sum()
+	u.rebuild = u.rebuild || u.st.config != u.sum
+	return nil
+}
+
+// commit writes the changes.
+func (u *update) commit() error {
+	if len(u.projects) == 0 && !u.rebuild && u.st.logLen > 0 {
+		return nil
+	}
+	if u.rebuild {
+		for _, name := range u.st.names() {
+			p, err := u.project(name)
+			if err != nil {
+				return err
+			}
+			if _, changed := u.projects[name]; !changed {
+				e := u.st.entries[name]
+				u.projects[name], u.blocks[name] = p, &entry{offset: e.offset, length: e.length}
+			}
+		}
+	}
+	if err := u.appendBlocks(); err != nil {
+		return err
+	}
+	next, old := u.nextState()
+	render, err := u.toRender(old, next)
+	if err != nil {
+		return err
+	}
+	if err := u.writePages(old, next, render); err != nil {
+		return err
+	}
+	if err := next.write(u.store.dir); err != nil {
+		return err
+	}
+	u.st = next
+	if err := u.removeHosted(); err != nil {
+		return err
+	}
+	return u.compact()
+}
+
+// appendBlocks writes the changed projects to the log and makes them durable.
+func (u *update) appendBlocks() error {
+	if u.log == nil {
+		log, err := os.OpenFile(u.logPath(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
+		if err != nil {
+			return err
+		}
+		u.log = log
+		if err := fsx.SyncDir(filepath.Dir(u.logPath())); err != nil {
+			return err
+		}
+	}
+	if _, err := u.log.Seek(u.st.logLen, 0); err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(u.log, 1<<20)
+	var block []byte
+	for _, name := range slices.Sorted(maps.Keys(u.projects)) {
+		if u.blocks[name] != nil {
+			continue
+		}
+		p := u.projects[name]
+		if err := p.validate(); err != nil {
+			return fmt.Errorf("project %s: %w", name, err) // a mistake of this package, but never on disk
+		}
+		var err error
+		if block, err = appendBlock(block[:0], p); err != nil {
+			return err
+		}
+		if _, err := w.Write(block); err != nil {
+			return err
+		}
+		u.blocks[name] = &entry{offset: u.st.logLen, length: int64(len(block))}
+		u.st.logLen += int64(len(block))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return u.log.Sync()
+}
+
+// nextState returns the state after the change and the one before.
+func (u *update) nextState() (next, old *state) {
+	old = u.st
+	next = &state{log: old.log, logLen: old.logLen, config: u.sum, entries: maps.Clone(old.entries)}
+	for name, p := range u.projects {
+		p.prepare(&u.config)
+		next.entries[name] = newEntry(p, p.own, u.blocks[name])
+	}
+	combinations := next.combinations()
+	for name, p := range u.projects {
+		if p.floating {
+			next.entries[name] = newEntry(p, p.members(combinations), u.blocks[name])
+		}
+	}
+	return next, old
+}
+
+// toRender returns the projects whose pages have to be looked at: those that changed, and where
+// views have come or gone, those that are in them by virtue of loose files.
+func (u *update) toRender(old, next *state) (map[string]*Project, error) {
+	render := maps.Clone(u.projects)
+	combinations := next.combinations()
+	load := func(name string) error {
+		if render[name] != nil {
+			return nil
+		}
+		p, err := u.project(name)
+		if err != nil {
+			return err
+		}
+		p.prepare(&u.config)
+		render[name] = p
+		next.entries[name] = newEntry(p, p.members(combinations), next.entries[name])
+		return nil
+	}
+	if !slices.Equal(combinations, old.combinations()) {
+		for _, name := range next.names() {
+			if next.entries[name].floating {
+				if err := load(name); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	// Views that get another name need all their pages there.
+	had := old.roots(&u.config)
+	for path, roots := range next.roots(&u.config) {
+		if slices.Equal(had[path], roots) {
+			continue
+		}
+		for name, e := range next.entries {
+			if e.view(path) != nil {
+				if err := load(name); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	return render, nil
+}
+
+// writePages brings the pages from one state to the next.
+func (u *update) writePages(old, next *state, render map[string]*Project) error {
+	oldRoots, roots := old.roots(&u.config), next.roots(&u.config)
+	if u.rebuild {
+		// Aliases may have been made under another configuration.
+		oldRoots = old.roots(&Config{Aliases: true})
+	}
+	count := 0
+	lists := map[string]bool{} // views whose list changes
+	for name := range render {
+		e := next.entries[name]
+		count += 4 * len(e.views)
+		for _, path := range changedViews(old.entries[name], e) {
+			lists[path] = true
+		}
+	}
+	for path, r := range roots {
+		if u.rebuild || old.log == "" || len(old.entries) == 0 || !slices.Equal(oldRoots[path], r) {
+			lists[path] = true
+		}
+	}
+	durable := count < bulkPages
+	if !durable {
+		if err := os.MkdirAll(tempDir(u.store.dir), 0o777); err != nil {
+			return err
+		}
+	}
+	var temp atomic.Int64
+	if err := u.writeProjects(next, roots, render, durable, &temp); err != nil {
+		return err
+	}
+	t := newTree(u.store.dir, durable, &temp)
+	for _, path := range slices.Sorted(maps.Keys(lists)) {
+		if len(roots[path]) == 0 {
+			continue
+		}
+		pages := listPages(next.list(path))
+		for _, root := range roots[path] {
+			if err := t.putPages(t.path(pageFolder(root, "")), pages); err != nil {
+				return err
+			}
+		}
+	}
+	if err := t.put(t.dir, &pageFile{name: "catalog.json", data: next.appendCatalog(nil, &u.config)}); err != nil {
+		return err
+	}
+	// GitHub Pages leaves out folders it takes for Jekyll's without this file.
+	if _, err := os.Lstat(t.path(".nojekyll")); err != nil {
+		if err := t.replace(t.path(".nojekyll"), nil); err != nil {
+			return err
+		}
+	}
+	if err := u.removeStale(t, old, next, oldRoots, roots, render); err != nil {
+		return err
+	}
+	u.pages += t.written
+	return os.RemoveAll(tempDir(u.store.dir))
+}
+
+// changedViews returns the views whose lists differ between two states of a project.
+func changedViews(old, next *entry) []string {
+	var out []string
+	has := func(e *entry, path string) bool { return e != nil && e.view(path) != nil }
+	for _, e := range []*entry{old, next} {
+		if e == nil {
+			continue
+		}
+		for i := range e.views {
+			path := e.views[i].path
+			if has(old, path) != has(next, path) || old.display != next.display {
+				out = append(out, path)
+			}
+		}
+	}
+	return out
+}
+
+// writeProjects writes the pages of projects in all their views.
+func (u *update) writeProjects(next *state, roots map[string][]string, render map[string]*Project, durable bool, temp *atomic.Int64) error {
+	names := slices.Sorted(maps.Keys(render))
+	combinations := next.combinations()
+	workers := min(runtime.GOMAXPROCS(0), 1+len(names)/8)
+	errs, written := make([]error, workers), make([]int, workers)
+	var position atomic.Int64
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			t := newTree(u.store.dir, durable, temp)
+			for {
+				i := int(position.Add(1)) - 1
+				if i >= len(names) {
+					break
+				}
+				if errs[w] = writeProject(t, render[names[i]], &u.config, combinations, roots); errs[w] != nil {
+					position.Store(int64(len(names)))
+					break
+				}
+			}
+			written[w] = t.written
+		})
+	}
+	wg.Wait()
+	for _, n := range written {
+		u.pages += n
+	}
+	return errors.Join(errs...)
+}
+
+func writeProject(t *tree, p *Project, config *Config, combinations []combination, roots map[string][]string) error {
+	members := p.members(combinations)
+	r := newRenderer(p, config, members[allView])
+	// Many views show the same files in the same way.
+	type rendered struct {
+		root  string
+		files []int32
+		pages []pageFile
+	}
+	var done []rendered
+	for _, path := range slices.Sorted(maps.Keys(members)) {
+		for _, root := range roots[path] {
+			files := members[path]
+			key := r.rootKey(root, files)
+			i := slices.IndexFunc(done, func(d rendered) bool {
+				return path != variantsView && len(r.variants) == 0 && d.root == key && slices.Equal(d.files, files)
+			})
+			if i < 0 {
+				done = append(done, rendered{key, files, r.pages(path, root, files)})
+				i = len(done) - 1
+			}
+			if err := t.putFolder(pageFolder(root, p.Name), done[i].pages); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// removeStale removes pages of projects from views they left, and views that nothing is in.
+func (u *update) removeStale(t *tree, old, next *state, oldRoots, roots map[string][]string, render map[string]*Project) error {
+	keep := map[string]bool{}
+	for _, r := range roots {
+		for _, root := range r {
+			keep[root] = true
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(oldRoots)) {
+		for _, root := range oldRoots[path] {
+			gone := !keep[root]
+			for name, e := range old.entries {
+				if e.view(path) == nil || !gone && (render[name] == nil || next.entries[name].view(path) != nil) {
+					continue
+				}
+				if err := t.removePages(pageFolder(root, name)); err != nil {
+					return err
+				}
+			}
+			if gone {
+				if err := t.removePages(pageFolder(root, "")); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// list returns the projects of a view.
+func (st *state) list(path string) []listEntry {
+	var out []listEntry
+	for _, name := range st.names() {
+		if e := st.entries[name]; e.view(path) != nil {
+			out = append(out, listEntry{name, e.display})
+		}
+	}
+	return out
+}
+
+// appendCatalog is [Catalog.AppendCatalog] without a catalog in memory.
+func (st *state) appendCatalog(dst []byte, config *Config) []byte {
+	roots := st.roots(config)
+	byPath := map[string]*catalogView{}
+	for path, r := range roots {
+		if _, ok := parseViewPath(path); ok {
+			v := newCatalogView(path, r[1:])
+			byPath[path] = &v
+		}
+	}
+	for _, name := range st.names() {
+		e := st.entries[name]
+		for i := range e.views {
+			if v := byPath[e.views[i].path]; v != nil {
+				v.add(name, e.views[i].parseSummary())
+			}
+		}
+	}
+	var views []catalogView
+	for _, path := range slices.SortedFunc(maps.Keys(byPath), compareViews) {
+		views = append(views, *byPath[path])
+	}
+	return appendCatalog(dst, config, views)
+}
+
+// removeHosted removes the bytes of files that are no longer listed.
+func (u *update) removeHosted() error {
+	for _, f := range u.unlink {
+		path := filepath.Join(u.store.dir, filepath.FromSlash(f.HostedPath()))
+		for _, p := range []string{path + ".metadata", path} {
+			if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+		if err := removeEmpty(u.store.dir, filepath.Dir(path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compact writes the log anew when most of it is old. Readers that have the old state find
+// the old log gone and read the state again.
+func (u *update) compact() error {
+	var live int64
+	for _, e := range u.st.entries {
+		live += e.length
+	}
+	if u.st.logLen < 2*live+1<<20 {
+		return nil
+	}
+	return u.rewriteLog()
+}
+
+func (u *update) rewriteLog() error {
+	number, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(u.st.log, "catalog-"), ".jsonl"))
+	next := &state{log: logName(number + 1), config: u.st.config, entries: map[string]*entry{}}
+	f, err := fsx.Create(filepath.Join(u.store.dir, stateDir, next.log))
+	if err != nil {
+		return err
+	}
+	defer f.Abort() //nolint:errcheck // cleaning up after an error that is returned
+	w := bufio.NewWriterSize(f, 1<<20)
+	var block []byte
+	for _, name := range u.st.names() {
+		e := *u.st.entries[name]
+		block = slices.Grow(block[:0], int(e.length))[:e.length]
+		if _, err := u.log.ReadAt(block, e.offset); err != nil {
+			return err
+		}
+		if err := checkBlock(block); err != nil {
+			return fmt.Errorf("project %s in the catalog %w", name, err)
+		}
+		if _, err := w.Write(block); err != nil {
+			return err
+		}
+		e.offset = next.logLen
+		next.entries[name] = &e
+		next.logLen += e.length
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if err := f.Commit(); err != nil {
+		return err
+	}
+	if err := next.write(u.store.dir); err != nil {
+		return err
+	}
+	old := u.logPath()
+	u.st = next
+	if err := u.log.Close(); err != nil {
+		return err
+	}
+	u.log = nil
+	return os.Remove(old)
+}
+
+// reopen opens the log again after it was rewritten.
+func (u *update) reopen() (err error) {
+	if u.log == nil {
+		u.log, err = os.OpenFile(u.logPath(), os.O_RDWR, 0)
+	}
+	return err
+}

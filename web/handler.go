@@ -1,0 +1,245 @@
+package web
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/klauspost/compress/gzip"
+
+	"github.com/kiln-build/kiln/index"
+)
+
+// policy lets a page use nothing but its own style sheet, script and pictures.
+const policy = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// maxPages is how many finished pages a handler keeps.
+const maxPages = 4096
+
+// handler serves the pages of one catalog.
+type handler struct {
+	pages  *pages
+	assets map[string]asset // by path
+
+	mu    sync.Mutex
+	cache map[pageKey]*response
+}
+
+type pageKey struct{ path, base string }
+
+// response is a page ready to be sent.
+type response struct {
+	status int
+	plain  []byte
+	gz     []byte
+	etag   string
+}
+
+// Maker returns a function that makes the handler of the pages of a catalog. Templates and
+// style sheets are prepared once for all of them.
+func Maker(opts Options) (func(*index.Catalog) http.Handler, error) {
+	s, err := newSite()
+	if err != nil {
+		return nil, err
+	}
+	assets := map[string]asset{}
+	for _, a := range s.assets {
+		assets["/"+a.path] = a
+	}
+	return func(c *index.Catalog) http.Handler {
+		return &handler{pages: &pages{site: s, catalog: c, opts: opts}, assets: assets, cache: map[pageKey]*response{}}
+	}, nil
+}
+
+// Handler serves the pages of a catalog for GET and HEAD at /, /pick/, /project/ and /static/.
+func Handler(c *index.Catalog, opts Options) (http.Handler, error) {
+	make, err := Maker(opts)
+	if err != nil {
+		return nil, err
+	}
+	return make(c), nil
+}
+
+// ServeHTTP answers one request.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if a, ok := h.assets[r.URL.Path]; ok {
+		w.Header().Set("Content-Type", a.kind)
+		w.Header().Set("Cache-Control", "public, max-age=365000000, immutable")
+		h.send(w, r, newResponse(http.StatusOK, a.data))
+		return
+	}
+	header := w.Header()
+	header.Set("Content-Security-Policy", policy)
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("Cache-Control", "no-cache")
+	base := h.base(r)
+	query := r.URL.Query()
+	to, known := h.redirect(r.URL.Path, query)
+	if known {
+		header.Set("Location", to)
+		w.WriteHeader(http.StatusFound)
+		return
+	}
+	header.Set("Content-Type", "text/html; charset=utf-8")
+	res, err := h.page(r.URL.Path, base, query)
+	if err != nil {
+		if h.pages.opts.Log != nil {
+			h.pages.opts.Log.Error("page not made", "path", r.URL.Path, "error", err)
+		}
+		http.Error(w, "the page could not be made", http.StatusInternalServerError)
+		return
+	}
+	h.send(w, r, res)
+}
+
+// base is the URL of the root of the index as this client sees it.
+func (h *handler) base(r *http.Request) string {
+	if h.pages.opts.BaseURL != "" {
+		return h.pages.opts.BaseURL
+	}
+	if r.Host == "" || len(r.Host) > 255 || strings.Trim(strings.ToLower(r.Host), "abcdefghijklmnopqrstuvwxyz0123456789.-:[]") != "" {
+		return placeholder
+	}
+	if r.TLS != nil {
+		return "https://" + r.Host + "/"
+	}
+	return "http://" + r.Host + "/"
+}
+
+// redirect returns where a page really is, relative to where it was asked for.
+func (h *handler) redirect(path string, query url.Values) (string, bool) {
+	switch {
+	case path == "/pick" || path == "/project":
+		return strings.TrimPrefix(path, "/") + "/", true
+	case path == "/project/":
+		return "../", true
+	case path == "/pick/" && query.Get("package") != "":
+		if p := h.pages.catalog.Project(normalize(query.Get("package"))); p != nil {
+			return "../project/" + p.Name + "/", true
+		}
+	case strings.HasPrefix(path, "/project/"):
+		parts := strings.Split(strings.TrimPrefix(path, "/project/"), "/")
+		p := h.pages.catalog.Project(normalize(parts[0]))
+		if p == nil || len(parts) > 3 {
+			return "", false
+		}
+		switch {
+		case len(parts) == 1: // no slash at the end
+			return p.Name + "/", true
+		case parts[0] != p.Name:
+			return strings.Repeat("../", len(parts)-1) + p.Name + "/", true
+		case len(parts) == 2 && parts[1] != "":
+			if f := p.File(parts[1]); f != nil {
+				return fileURL(f), true
+			}
+		}
+	}
+	return "", false
+}
+
+// normalize is PEP 503.
+func normalize(name string) string {
+	return strings.Join(strings.FieldsFunc(strings.ToLower(name), func(r rune) bool { return r == '-' || r == '_' || r == '.' }), "-")
+}
+
+// page makes a page, or takes it from those made before.
+func (h *handler) page(path, base string, query url.Values) (*response, error) {
+	key := pageKey{path, base}
+	if len(query) == 0 {
+		h.mu.Lock()
+		res := h.cache[key]
+		h.mu.Unlock()
+		if res != nil {
+			return res, nil
+		}
+	}
+	status := http.StatusOK
+	body, err := h.render(path, base, query)
+	if body == nil && err == nil {
+		status = http.StatusNotFound
+		body, err = h.pages.notFound(base, path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	res := newResponse(status, body)
+	if len(query) == 0 && status == http.StatusOK {
+		h.mu.Lock()
+		if len(h.cache) >= maxPages {
+			clear(h.cache)
+		}
+		h.cache[key] = res
+		h.mu.Unlock()
+	}
+	return res, nil
+}
+
+// render makes a page; nil means that there is none.
+func (h *handler) render(path, base string, query url.Values) ([]byte, error) {
+	switch path {
+	case "/":
+		return h.pages.home(base, strings.TrimSpace(query.Get("q")))
+	case "/pick/":
+		return h.pages.pick(base, query.Get("package"))
+	}
+	rest, ok := strings.CutPrefix(path, "/project/")
+	if !ok {
+		return nil, nil
+	}
+	name, rest, _ := strings.Cut(rest, "/")
+	p := h.pages.catalog.Project(name)
+	if p == nil {
+		return nil, nil
+	}
+	if rest == "" {
+		return h.pages.project(base, p, query)
+	}
+	filename, ok := strings.CutSuffix(rest, "/")
+	f := p.File(filename)
+	if !ok || f == nil || hidden(p) {
+		return nil, nil
+	}
+	return h.pages.file(base, p, f)
+}
+
+func newResponse(status int, body []byte) *response {
+	sum := sha256.Sum256(body)
+	res := &response{status: status, plain: body, etag: hex.EncodeToString(sum[:12])}
+	var buf bytes.Buffer
+	z, err := gzip.NewWriterLevel(&buf, gzip.BestSpeed)
+	if err == nil {
+		_, _ = z.Write(body) // into memory
+		_ = z.Close()
+		res.gz = buf.Bytes()
+	}
+	return res
+}
+
+func (h *handler) send(w http.ResponseWriter, r *http.Request, res *response) {
+	header := w.Header()
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Vary", "Accept-Encoding")
+	body, etag := res.plain, `"`+res.etag+`"`
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") && res.gz != nil {
+		body, etag = res.gz, `"`+res.etag+`-gz"`
+		header.Set("Content-Encoding", "gzip")
+	}
+	if res.status == http.StatusOK {
+		header.Set("ETag", etag)
+		if r.Header.Get("If-None-Match") == etag {
+			header.Del("Content-Encoding")
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+	}
+	header.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(res.status)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(body) // the client went away
+	}
+}

@@ -73,6 +73,18 @@ race: deps
 e2e:
 	@$(MAKE) --no-print-directory test CI=true PKG=./examples/...
 
+## e2e-images: make the container images of the end-to-end tests from Debian packages (NAMES="ci trixie-torch26" to limit)
+.PHONY: e2e-images
+e2e-images:
+	@scripts/podman.sh
+	e2e/images.sh $(or $(NAMES),$$(e2e/images.sh list))
+
+## e2e-build: build real rows in real containers, kill a build 50 times, exhaust memory (RUN=TestX to limit)
+.PHONY: e2e-build
+e2e-build: export KILN_E2E := build
+e2e-build: deps e2e-images
+	$(GO) test ./build ./e2e -run '$(or $(RUN),^TestE2E|^TestKill)' -v -count=1 -timeout 3h
+
 ## e2e-model: compare compiled models with the reference and load them with exllamav2 itself (RUN=TestX to limit)
 .PHONY: e2e-model
 e2e-model: export KILN_E2E := model
@@ -162,6 +174,18 @@ bench-plan:
 	@set -o pipefail; $(GO) test ./matrix -run '^$$' -bench '^BenchmarkPlan$$' -benchmem -timeout 30m \
 	  | tee $(CACHE)/bench/plan.txt
 	@grep -q 'BenchmarkPlan/rows=' $(CACHE)/bench/plan.txt || { echo "matrix has no BenchmarkPlan/rows=N" >&2; exit 1; }
+
+## bench-build: the scheduler against make and ninja: 10,000 rows that do nothing, journal, memory (ROWS=10000)
+.PHONY: bench-build
+bench-build: deps
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./scripts/benchbuild -dir $(CACHE)/bench $(if $(ROWS),-rows $(ROWS)) | tee $(CACHE)/bench/build.txt
+
+## bench-index: a static index of 100,000 files against dumb-pypi (FILES=100000)
+.PHONY: bench-index
+bench-index: deps build
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./scripts/benchindex -python '$(KILN_PYTHON)' $(if $(FILES),-files $(FILES)) | tee $(CACHE)/bench/index.txt
 
 ## bench-model: compiling a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
 SIZE ?= 6GB

@@ -141,6 +141,11 @@ type Package struct {
 	//
 	//	test: {expressions: ["exllamav2.__version__"]}
 	Test Test `json:"test,omitempty"`
+	// How bad findings of the audit are: `error`, which fails a row, `warning`, `note`
+	// or `off`, by the id of the rule. docs/audit.md lists the rules.
+	//
+	//	audit: {arch-extra: error, run-path: note}
+	Audit Map[AuditSeverity] `json:"audit,omitempty"`
 	// What one build may use.
 	//
 	//	resources: {memory_per_job: 5 GiB, jobs: 4}

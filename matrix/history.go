@@ -181,3 +181,13 @@ func (e Estimate) MarshalJSON() ([]byte, error) {
 	}
 	return json.Marshal(o)
 }
+
+// Write writes the history as [ReadHistory] reads it.
+func (h *History) Write(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(struct {
+		Format string `json:"format"`
+		*History
+	}{historyFormat, h})
+}

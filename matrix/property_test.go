@@ -579,3 +579,28 @@ func BenchmarkPlan(b *testing.B) {
 		})
 	}
 }
+
+// TestRowJSON: a row survives being written down and read again.
+func TestRowJSON(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		word := rapid.StringMatching(`[a-z0-9.]{0,8}`)
+		want := matrix.Row{
+			ID: word.Draw(t, "id"), Digest: word.Draw(t, "digest"), Package: "demo", Version: "1.0",
+			Kind: rapid.SampledFrom([]string{matrix.KindWheel, matrix.KindSdist}).Draw(t, "kind"),
+			OS:   word.Draw(t, "os"), Platform: "linux_x86_64", Python: "3.13t", CUDA: word.Draw(t, "cuda"), ROCm: word.Draw(t, "rocm"),
+			Torch: word.Draw(t, "torch"), Arch: word.Draw(t, "arch"), BuildTag: "+cu128", WheelTag: "cp313-cp313t",
+			Axes: matrix.Axes(rapid.SampledFrom([]string{"", "blas=mkl", "a=1,b=2"}).Draw(t, "axes")),
+		}
+		text, err := json.Marshal(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got matrix.Row
+		if err := json.Unmarshal(text, &got); err != nil {
+			t.Fatal(err)
+		}
+		if got != want {
+			t.Fatalf("got %+v, want %+v", got, want)
+		}
+	})
+}

@@ -2,6 +2,8 @@ package matrix
 
 import (
 	"encoding/json"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/kiln-build/kiln/compat"
@@ -209,6 +211,7 @@ type rowJSON struct {
 	Arch       string            `json:"arch"`
 	Axes       map[string]string `json:"axes"`
 	BuildTag   string            `json:"build_tag"`
+	WheelTag   string            `json:"wheel_tag"`
 	Files      []string          `json:"files"`
 	Digest     string            `json:"digest"`
 }
@@ -220,6 +223,25 @@ func (r Row) MarshalJSON() ([]byte, error) {
 	return json.Marshal(rowJSON{
 		ID: r.ID, Kind: r.Kind, Package: r.Package, Version: r.Version, OS: r.OS, Platform: r.Platform,
 		Python: r.Python, Toolkit: toolkit, CUDA: r.CUDA, ROCm: r.ROCm, Torch: r.Torch, TorchIndex: r.TorchIndex(),
-		Arch: r.Arch, Axes: r.Axes.Map(), BuildTag: r.BuildTag, Files: r.Files(), Digest: r.Digest,
+		Arch: r.Arch, Axes: r.Axes.Map(), BuildTag: r.BuildTag, WheelTag: r.WheelTag, Files: r.Files(), Digest: r.Digest,
 	})
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote. Derived values are not read.
+func (r *Row) UnmarshalJSON(text []byte) error {
+	var v rowJSON
+	if err := json.Unmarshal(text, &v); err != nil {
+		return err
+	}
+	*r = Row{
+		ID: v.ID, Digest: v.Digest, Package: v.Package, Version: v.Version, Kind: v.Kind, OS: v.OS, Platform: v.Platform, Python: v.Python,
+		CUDA: v.CUDA, ROCm: v.ROCm, Torch: v.Torch, Arch: v.Arch, BuildTag: v.BuildTag, WheelTag: v.WheelTag,
+	}
+	for i, name := range slices.Sorted(maps.Keys(v.Axes)) {
+		if i > 0 {
+			r.Axes += ","
+		}
+		r.Axes += Axes(name + "=" + v.Axes[name])
+	}
+	return nil
 }

@@ -34,9 +34,11 @@ type Settings struct {
 	RuntimeTorch   string              `json:"runtime_torch"`
 
 	// What follows does not affect the built files.
-	Description string           `json:"description,omitempty"`
-	Test        TestSettings     `json:"test"`
-	Resources   ResourceSettings `json:"resources"`
+	Description string       `json:"description,omitempty"`
+	Test        TestSettings `json:"test"`
+	// Audit is the severity of audit rules, by id.
+	Audit     map[string]string `json:"audit,omitempty"`
+	Resources ResourceSettings  `json:"resources"`
 }
 
 // SourceSettings says where the code is. Kind is "index", "git", "path" or "sdist".
@@ -86,6 +88,16 @@ type Seconds time.Duration
 
 // MarshalJSON writes the number of seconds.
 func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
+
+// UnmarshalJSON reads a number of seconds.
+func (s *Seconds) UnmarshalJSON(text []byte) error {
+	var n float64
+	if err := json.Unmarshal(text, &n); err != nil {
+		return err
+	}
+	*s = Seconds(n * float64(time.Second))
+	return nil
+}
 
 // Settings returns the settings of a row of this plan.
 func (p *Plan) Settings(id string) (Settings, bool) {
@@ -138,7 +150,7 @@ func newRowBuilder(g *boundGroup) *rowBuilder {
 	b.shared = sharedSettings(g)
 	// Only what affects the files: a new description or test is no new wheel.
 	digested := b.shared
-	digested.Description, digested.Test, digested.Resources = "", TestSettings{}, ResourceSettings{}
+	digested.Description, digested.Test, digested.Audit, digested.Resources = "", TestSettings{}, nil, ResourceSettings{}
 	b.fixed, _ = json.Marshal(digested) // plain data, cannot fail
 	return b
 }
@@ -452,6 +464,12 @@ func sharedSettings(g *boundGroup) Settings {
 			s.ConfigSettings = map[string][]string{}
 		}
 		s.ConfigSettings[e.Key.Value] = values(e.Value) // templates as written: part of the digest
+	}
+	for _, rule := range spec.Audit {
+		if s.Audit == nil {
+			s.Audit = map[string]string{}
+		}
+		s.Audit[rule.Key.Value] = rule.Value.Value
 	}
 	for _, p := range spec.Build.Patches {
 		s.Patches = append(s.Patches, PatchSettings{p.File.Value, p.Find.Value, p.Replace.Value, p.Count.Value})

@@ -84,6 +84,8 @@ type (
 	RuntimeTorch struct{ Text }
 	// CUDACheck says what becomes of torch's comparison of CUDA versions.
 	CUDACheck struct{ Text }
+	// AuditSeverity says how bad the findings of an audit rule are.
+	AuditSeverity struct{ Text }
 )
 
 // Entry is one key of a [Map].
@@ -122,6 +124,9 @@ func (Kind) choices() []string         { return []string{"wheel", "sdist"} }
 func (Frontend) choices() []string     { return []string{"build", "pip", "uv"} }
 func (RuntimeTorch) choices() []string { return []string{"any", "minor", "exact"} }
 func (CUDACheck) choices() []string    { return []string{"strict", "bypass"} }
+func (AuditSeverity) choices() []string {
+	return []string{"off", "note", "warning", "error"}
+}
 
 // nodeDecoder is implemented by pointers to the types that decode themselves.
 type nodeDecoder interface {
@@ -232,6 +237,8 @@ func (k *Kind) decodeNode(d *decoder, n *yaml.Node)         { d.choice(n, &k.Tex
 func (f *Frontend) decodeNode(d *decoder, n *yaml.Node)     { d.choice(n, &f.Text, f.choices()) }
 func (r *RuntimeTorch) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &r.Text, r.choices()) }
 func (u *CUDACheck) decodeNode(d *decoder, n *yaml.Node)    { d.choice(n, &u.Text, u.choices()) }
+
+func (a *AuditSeverity) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &a.Text, a.choices()) }
 
 func (d *decoder) choice(n *yaml.Node, t *Text, known []string) {
 	before := len(d.list)

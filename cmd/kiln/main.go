@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/kiln-build/kiln/internal/diag"
+	children "github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/internal/ui"
 )
 
@@ -25,6 +26,7 @@ const (
 )
 
 func main() {
+	children.Main()
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
@@ -37,7 +39,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	cmd := app.command()
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && (!app.stopped || err != nil) {
 		fmt.Fprintln(stderr, "kiln: interrupted")
 		return exitInterrupted
 	}

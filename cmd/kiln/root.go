@@ -21,6 +21,9 @@ type app struct {
 	stdout, stderr io.Writer
 	out, err       ui.Terminal
 	log            *slog.Logger
+
+	// stopped says that a command ran until it was told to end, as it should, and ended well.
+	stopped bool
 }
 
 // command builds the whole command tree.
@@ -58,7 +61,8 @@ stranger can install and run.`,
 	flags.StringVar(&logLevel, "log-level", "warn", "how much to log: debug, info, warn or error")
 	_ = root.MarkPersistentFlagDirname("directory")
 	complete(root, "log-level", "debug", "info", "warn", "error")
-	root.AddCommand(a.planCommand(), a.modelCommand(), a.quantCommand(), a.schemaCommand(), a.versionCommand())
+	root.AddCommand(a.planCommand(), a.buildCommand(), a.statusCommand(), a.logsCommand(), a.shellCommand(), a.testCommand(), a.auditCommand(),
+		a.indexCommand(), a.serveCommand(), a.pickCommand(), a.doctorCommand(), a.modelCommand(), a.quantCommand(), a.schemaCommand(), a.versionCommand())
 	return root
 }
 

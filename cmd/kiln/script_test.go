@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
+
+	children "github.com/kiln-build/kiln/internal/run"
 )
 
 // update rewrites what the scripts compare with cmp:
@@ -24,6 +26,7 @@ import (
 var update = flag.Bool("update", false, "rewrite the expected output in testdata/script")
 
 func TestMain(m *testing.M) {
+	children.Main()
 	testscript.Main(m, map[string]func(){
 		"kiln": func() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
 	})

@@ -1,0 +1,107 @@
+package build
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/matrix"
+)
+
+// audit reads the wheel's binaries and compares them with the row and with the very
+// torch it was built against. An error of the audit fails the row.
+func (a *attempt) audit(ctx context.Context) error {
+	var file string
+	for _, f := range a.files {
+		if strings.HasSuffix(f, ".whl") {
+			file = f
+		}
+	}
+	if file == "" || a.given != "" {
+		return skip("there is no wheel of a row")
+	}
+	opts := audit.Options{Python: a.Row.Python, Severity: a.severities(), TempDir: a.temp(), NoTable: true}
+	var err error
+	switch {
+	case a.Row.Kind == matrix.KindSdist:
+	case a.Row.CUDA != "":
+		if opts.Archs, err = compat.ParseArchList(a.Row.Arch); err != nil {
+			return err
+		}
+	case a.Row.ROCm != "" && a.Row.Arch != "":
+		if opts.Gfx, err = compat.ParseGfxList(a.Row.Arch); err != nil {
+			return err
+		}
+	}
+	if opts.Torch, err = a.torchSnapshot(ctx); err != nil {
+		return err
+	}
+	report, err := audit.Check(ctx, file, opts)
+	if err != nil {
+		return err
+	}
+	if a.record.Audit, err = json.Marshal(report); err != nil {
+		return err
+	}
+	for _, f := range report.Findings {
+		fmt.Fprintf(a.log, "%s: %s: %s\n", f.Severity, f.Rule, f.Message)
+		for _, d := range f.Details {
+			fmt.Fprintf(a.log, "    %s\n", d)
+		}
+		if f.Severity == audit.Warning {
+			a.record.Warnings = append(a.record.Warnings, f.Rule+": "+f.Message)
+		}
+	}
+	if report.Worst() == audit.Error {
+		f := report.Findings[0] // worst first
+		detail := f.Message
+		if len(f.Details) > 0 {
+			detail += ": " + strings.Join(f.Details[:min(3, len(f.Details))], ", ")
+		}
+		return fault("audit-"+f.Rule, "the wheel will not do what it promises", f.Fix+"\nif that is meant, set audit: {"+f.Rule+": warning} in packages.yml", "%s", detail)
+	}
+	return nil
+}
+
+// torchSnapshot reads the symbols of the torch in the build environment. One that only
+// the image has cannot be read from here; then the audit takes what it knows of that version.
+func (a *attempt) torchSnapshot(ctx context.Context) (*audit.Snapshot, error) {
+	if len(a.Torch) == 0 || a.venv == "" {
+		return nil, nil //nolint:nilnil // nothing to compare with
+	}
+	site, err := a.hostSitePackages()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(site, "torch")
+	if _, err := os.Stat(dir); err != nil {
+		return nil, nil //nolint:nilnil,nilerr // torch is elsewhere
+	}
+	return audit.TakeSnapshot(ctx, dir, audit.SnapshotOptions{})
+}
+
+// severities are the rules that packages.yml judges otherwise; their names were checked
+// before the build began.
+func (a *attempt) severities() map[string]audit.Severity {
+	list := make([]string, 0, len(a.Settings.Audit))
+	for rule, severity := range a.Settings.Audit {
+		list = append(list, rule+"="+severity)
+	}
+	out, _ := audit.ParseSeverities(list)
+	return out
+}
+
+// checkSeverities refuses rules that do not exist.
+func checkSeverities(settings map[string]string) error {
+	list := make([]string, 0, len(settings))
+	for rule, severity := range settings {
+		list = append(list, rule+"="+severity)
+	}
+	_, err := audit.ParseSeverities(list)
+	return err
+}

@@ -1,0 +1,226 @@
+package boxtest_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/boxtest"
+	"github.com/kiln-build/kiln/internal/run"
+)
+
+// driverEnv makes this program a driver of the sandboxes that it names.
+const driverEnv = "KILN_BOXTEST_DRIVER"
+
+// image is small, and made by e2e/images.sh.
+const image = "localhost/kiln-e2e/ci"
+
+func sandboxes(name string) build.Sandboxes {
+	if name == "host" {
+		return build.Host(build.HostOptions{})
+	}
+	return build.Container(build.ContainerOptions{Engine: name})
+}
+
+func TestMain(m *testing.M) {
+	run.Main()
+	if name := os.Getenv(driverEnv); name != "" {
+		if err := boxtest.Drive(context.Background(), sandboxes(name), os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func driver(name string) func(*testing.T) *exec.Cmd {
+	return func(t *testing.T) *exec.Cmd {
+		t.Helper()
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), self)
+		cmd.Env = append(os.Environ(), driverEnv+"="+name)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		return cmd
+	}
+}
+
+func killGroup(driver *exec.Cmd) error { return syscall.Kill(-driver.Process.Pid, syscall.SIGKILL) }
+
+// lacking skips the test, or fails it if KILN_REQUIRE names the tool.
+func lacking(t *testing.T, tool, format string, args ...any) {
+	t.Helper()
+	reason := fmt.Sprintf(format, args...)
+	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
+		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
+	}
+	t.Skip(reason)
+}
+
+func TestHost(t *testing.T) {
+	boxtest.Run(t, boxtest.Suite{
+		Sandboxes: sandboxes("host"), Driver: driver("host"), KillGroup: killGroup,
+		Left: func(t *testing.T, owner, _ string) []string {
+			t.Helper()
+			return processes(t, "KILN_BOX_OWNER="+owner)
+		},
+	})
+}
+
+// processes lists those that were started with a variable, and have not ended.
+func processes(t *testing.T, kv string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil || !slices.Contains(strings.Split(string(data), "\x00"), kv) {
+			continue
+		}
+		if line, err := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline")); err == nil {
+			found = append(found, file+" "+strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
+}
+
+// podman skips the test if it cannot run a container of the image.
+func podman(t *testing.T) build.Sandboxes {
+	t.Helper()
+	boxes := sandboxes("podman")
+	box, err := boxes.Open(t.Context(), build.BoxSpec{Name: "probe", Owner: "boxtest probe", Image: image})
+	switch {
+	case errors.Is(err, build.ErrNoEngine):
+		lacking(t, "podman", "no podman: scripts/podman.sh installs it")
+	case errors.Is(err, build.ErrNoImage):
+		lacking(t, "podman", "no image %s: e2e/images.sh ci makes it", image)
+	case err != nil:
+		lacking(t, "podman", "podman does not work here: %v", err)
+	}
+	if _, err := box.Run(t.Context(), build.Command{Argv: []string{"true"}, Env: []string{boxtest.PATH}}); err != nil {
+		lacking(t, "podman", "podman does not work here: %v", err)
+	}
+	return boxes
+}
+
+func command(t *testing.T, argv ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(context.WithoutCancel(t.Context()), argv[0], argv[1:]...).Output()
+	if err != nil {
+		t.Fatalf("%q: %v", argv, err)
+	}
+	return string(out)
+}
+
+func TestPodman(t *testing.T) {
+	boxtest.Run(t, boxtest.Suite{
+		Sandboxes: podman(t), Image: image, Isolated: true, Limits: true, Driver: driver("podman"), KillGroup: killGroup,
+		Left: func(t *testing.T, owner, box string) []string {
+			t.Helper()
+			left := processes(t, "KILN_BOX_OWNER="+owner)
+			for line := range strings.Lines(command(t, "podman", "ps", "--all", "--external", "--format", "{{.Names}} {{.Status}}")) {
+				if strings.Contains(line, "-"+box+"-") {
+					left = append(left, strings.TrimSpace(line))
+				}
+			}
+			return left
+		},
+	})
+}
+
+func TestPodmanSetup(t *testing.T) {
+	boxes := podman(t)
+	before := command(t, "podman", "images", "--quiet", "--filter", "reference=localhost/kiln-setup")
+	t.Cleanup(func() {
+		for id := range strings.FieldsSeq(command(t, "podman", "images", "--quiet", "--filter", "reference=localhost/kiln-setup")) {
+			if !strings.Contains(before, id) {
+				command(t, "podman", "image", "rm", "--force", id)
+			}
+		}
+	})
+	dir := t.TempDir()
+	spec := build.BoxSpec{
+		Name: "setup", Owner: "boxtest setup", Image: image, Mounts: []build.Mount{{Host: dir, Inside: "/work"}},
+		Setup: [][]string{{"sh", "-c", "id -u >/id; cat /proc/sys/kernel/random/uuid >/made"}, {"test", "-s", "/made"}, {"true", dir}},
+	}
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			spec := spec
+			spec.Name += strconv.Itoa(i)
+			box, err := boxes.Open(t.Context(), spec)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			var out bytes.Buffer
+			if _, err := box.Run(t.Context(), build.Command{Argv: []string{"cat", "/id", "/made"}, Env: []string{boxtest.PATH}, Stdout: &out}); err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			seen[out.String()] = true
+			if !strings.Contains(box.Image(), "sha256:") {
+				t.Errorf("image %q is not pinned", box.Image())
+			}
+		})
+	}
+	all.Wait()
+	if len(seen) != 1 {
+		t.Errorf("the setup of one image was made %d times: %v", len(seen), seen)
+	}
+	for text := range seen {
+		if !strings.HasPrefix(text, "0\n") {
+			t.Errorf("the setup did not run as root: %q", text)
+		}
+	}
+
+	var log bytes.Buffer
+	spec.Setup = [][]string{{"sh", "-c", "echo the reason; exit 7", dir}}
+	spec.Log = &log
+	_, err := boxes.Open(t.Context(), spec)
+	if err == nil || !strings.Contains(err.Error(), "the reason") || !strings.Contains(log.String(), "the reason") {
+		t.Errorf("error %v, log %q", err, &log)
+	}
+	if left := command(t, "podman", "ps", "--all", "--external", "--format", "{{.Names}}"); strings.Contains(left, "-setup") {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+func TestPodmanErrors(t *testing.T) {
+	boxes := podman(t)
+	_, err := boxes.Open(t.Context(), build.BoxSpec{Name: "missing", Owner: "boxtest", Image: "localhost/kiln-e2e/there-is-none"})
+	if !errors.Is(err, build.ErrNoImage) || !strings.Contains(err.Error(), "there-is-none") || !strings.Contains(err.Error(), "make it or load it") {
+		t.Errorf("image that is not there: %v", err)
+	}
+	box, err := boxes.Open(t.Context(), build.BoxSpec{
+		Name: "mount", Owner: "boxtest", Image: image, Mounts: []build.Mount{{Host: filepath.Join(t.TempDir(), "none"), Inside: "/work"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = box.Run(t.Context(), build.Command{Argv: []string{"true"}, Stdout: io.Discard})
+	if engine, ok := errors.AsType[*build.EngineError](err); !ok || !strings.Contains(engine.Output, "none") {
+		t.Errorf("mount of a folder that is not there: %v", err)
+	}
+}

@@ -1,0 +1,455 @@
+package build_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/matrix"
+)
+
+func TestMain(m *testing.M) {
+	run.Main()
+	if dir := os.Getenv(childEnv); dir != "" {
+		os.Exit(buildChild(dir))
+	}
+	os.Exit(m.Run())
+}
+
+// lacking skips the test, or fails it if KILN_REQUIRE names tool.
+func lacking(t *testing.T, tool, reason string) {
+	t.Helper()
+	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
+		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
+	}
+	t.Skip(reason)
+}
+
+// pythonVersion returns the version of the Python that builds on this machine get, and
+// the search path that finds it.
+func pythonVersion(t *testing.T) (version, path string) {
+	t.Helper()
+	py := os.Getenv("KILN_PYTHON")
+	if py == "" {
+		lacking(t, "python", "KILN_PYTHON is not set")
+	}
+	out, err := exec.CommandContext(t.Context(), py, "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix)").Output()
+	if err != nil {
+		lacking(t, "python", fmt.Sprintf("KILN_PYTHON: %v", err))
+	}
+	version, prefix, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
+	return version, filepath.Join(prefix, "bin") + ":/usr/local/bin:/usr/bin:/bin"
+}
+
+// project is a folder with packages.yml and sources. Rows built in it share downloads
+// with all other tests of this process.
+type project struct {
+	t    *testing.T
+	dir  string
+	opts build.Options
+}
+
+// newProject writes files, given by their path. In packages.yml {python} is the version
+// of this machine's Python.
+func newProject(t *testing.T, files map[string]string) *project {
+	t.Helper()
+	version, path := pythonVersion(t)
+	p := &project{t: t, dir: t.TempDir()}
+	p.opts = build.Options{
+		Dir: p.dir, Sandboxes: build.Host(build.HostOptions{}), Path: path,
+		Network: build.Network{CertFile: os.Getenv("SSL_CERT_FILE")},
+	}
+	for name, text := range files {
+		if name == "packages.yml" {
+			text = strings.ReplaceAll(text, "PYTHON", version)
+		}
+		p.write(name, text)
+	}
+	return p
+}
+
+func (p *project) write(name, text string) {
+	p.t.Helper()
+	path := filepath.Join(p.dir, filepath.FromSlash(name))
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// plan plans packages.yml.
+func (p *project) plan() *matrix.Plan {
+	p.t.Helper()
+	name := filepath.Join(p.dir, "packages.yml")
+	text, err := os.ReadFile(name)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	file, found := matrix.Parse(name, text)
+	if found.HasErrors() {
+		p.t.Fatal(found)
+	}
+	plan := file.Plan(matrix.Options{})
+	if plan.Findings.HasErrors() {
+		p.t.Fatal(plan.Findings)
+	}
+	return plan
+}
+
+// build builds all rows.
+func (p *project) build() *build.Result {
+	p.t.Helper()
+	plan := p.plan()
+	result, err := build.Run(p.t.Context(), plan, plan.Rows, p.opts)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return result
+}
+
+// statuses are the states of the rows, with the diagnosis of those that failed.
+func statuses(result *build.Result) map[string]string {
+	out := map[string]string{}
+	for _, r := range result.Rows {
+		s := string(r.Status)
+		if e, ok := errors.AsType[*build.RowError](r.Err); ok {
+			s += " " + e.Stage + " " + e.Diagnosis.ID
+		}
+		if r.Record != nil {
+			s += " " + r.Record.Test.Result
+		}
+		out[r.Row.Package] = s
+	}
+	return out
+}
+
+func (p *project) log(r build.RowResult) string {
+	text, err := os.ReadFile(filepath.Join(r.Dir, engine.LogName))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+const setupPy = `
+from setuptools import Extension, setup
+setup(name="%s", version="1.0", py_modules=[%s], ext_modules=[Extension("%s", ["native.c"])])
+`
+
+const nativeC = `
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "NAME", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_NAME(void) { return PyModule_Create(&module); }
+`
+
+func native(name string) string { return strings.ReplaceAll(nativeC, "NAME", name) }
+
+// TestBuild builds a package with native code and a source distribution, then looks at
+// what a second run does.
+func TestBuild(t *testing.T) {
+	p := newProject(t, map[string]string{
+		"packages.yml": `
+packages:
+  demo:
+    versions: ["1.0"]
+    source: {path: src}
+    extra_deps: [build, setuptools]
+    test_import: demo
+    test: {expressions: ["demo.VALUE + 1"]}
+    local_version: "cpu"
+    matrix:
+      - {python: "PYTHON"}
+    include:
+      - {kind: sdist, python: "PYTHON", env: {DEMO_PURE: 1}}
+`,
+		"src/setup.py": `
+import os
+from setuptools import Extension, setup
+pure = "DEMO_PURE" in os.environ
+setup(name="demo", version="1.0", py_modules=["demo"], ext_modules=[] if pure else [Extension("_demo", ["native.c"])])
+`,
+		"src/MANIFEST.in": "include native.c\n",
+		"src/native.c":    native("_demo"),
+		"src/demo.py":     "VALUE = 41\n",
+	})
+	result := p.build()
+	for _, r := range result.Rows {
+		if r.Status != engine.StatusDone {
+			t.Fatalf("%s is %s: %v\n%s", r.Row.ID, r.Status, r.Err, p.log(r))
+		}
+	}
+	wheelRow := result.Rows[0]
+	if got := wheelRow.Record.Test.Values["demo.VALUE + 1"]; got != "42" {
+		t.Errorf("the expression gave %q, want 42", got)
+	}
+	if got := wheelRow.Record.Test.Modules["_demo"]; !strings.Contains(got, "site-packages") {
+		t.Errorf("_demo was loaded from %q, want site-packages", got)
+	}
+	var want []string
+	for _, r := range result.Rows {
+		want = append(want, r.Row.Files()...)
+	}
+	var got []string
+	entries, err := os.ReadDir(filepath.Join(p.dir, "dist"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			got = append(got, e.Name())
+		}
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("dist (-want +got):\n%s", diff)
+	}
+	if work, _ := os.ReadDir(filepath.Join(p.dir, ".kiln", "work")); len(work) > 0 {
+		t.Errorf("%d work folders are left", len(work))
+	}
+
+	t.Run("again", func(t *testing.T) {
+		if again := p.build(); again.Count(engine.StatusReused) != 2 {
+			t.Errorf("want both rows reused, got %v", statuses(again))
+		}
+	})
+	t.Run("a lost file is built again with the same bytes", func(t *testing.T) {
+		before := wheelRow.Record.Files[0]
+		if err := os.Remove(filepath.Join(p.dir, "dist", before.Name)); err != nil {
+			t.Fatal(err)
+		}
+		again := p.build()
+		if again.Rows[0].Status != engine.StatusDone || again.Rows[1].Status != engine.StatusReused {
+			t.Fatalf("want done and reused, got %s and %s", again.Rows[0].Status, again.Rows[1].Status)
+		}
+		if diff := cmp.Diff(before, again.Rows[0].Record.Files[0]); diff != "" {
+			t.Errorf("the file (-before +after):\n%s", diff)
+		}
+	})
+	t.Run("a new test tests and does not build", func(t *testing.T) {
+		text, err := os.ReadFile(filepath.Join(p.dir, "packages.yml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.write("packages.yml", strings.Replace(string(text), "demo.VALUE + 1", "demo.VALUE + 2", 1))
+		again := p.build()
+		r := again.Rows[0]
+		if r.Status != engine.StatusDone || r.Record.Test.Values["demo.VALUE + 2"] != "43" {
+			t.Fatalf("got %s, %v", r.Status, r.Record.Test)
+		}
+		if i := slices.IndexFunc(r.Record.Stages, func(s build.StageRecord) bool { return s.Name == "compile" }); r.Record.Stages[i].Skipped == "" {
+			t.Error("the row was compiled again")
+		}
+	})
+	t.Run("changed source is built again, and the old file is kept aside", func(t *testing.T) {
+		p.write("src/demo.py", "VALUE = 141\n")
+		again := p.build()
+		r := again.Rows[0]
+		if r.Status != engine.StatusDone || r.Record.Test.Values["demo.VALUE + 2"] != "143" {
+			t.Fatalf("got %s: %v\n%s", r.Status, r.Err, p.log(r))
+		}
+		old := filepath.Join(p.dir, ".kiln", "replaced", wheelRow.Record.Files[0].SHA256, wheelRow.Record.Files[0].Name)
+		if _, err := os.Stat(old); err != nil {
+			t.Errorf("the old file: %v", err)
+		}
+	})
+	t.Run("history", func(t *testing.T) {
+		f, err := os.Open(filepath.Join(p.dir, ".kiln", "history.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		h, err := matrix.ReadHistory(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range result.Rows {
+			if m := h.Rows[r.Row.ID]; m.Seconds <= 0 || m.PeakMemoryBytes <= 0 || m.FileBytes <= 0 {
+				t.Errorf("%s: measured %+v", r.Row.ID, m)
+			}
+		}
+	})
+}
+
+// TestFailures provokes failures for real, each in a row of its own, and wants the right
+// diagnosis. None of them stops another, and nothing of them gets into dist/.
+func TestFailures(t *testing.T) {
+	simple := func(name string) string { return fmt.Sprintf(setupPy, name, "", "_"+name) }
+	files := map[string]string{
+		"packages.yml": `
+x-shared: &shared
+  versions: ["1.0"]
+  matrix: [{python: "PYTHON"}]
+  local_version: ""
+packages:
+  good: {<<: *shared, source: {path: good}, extra_deps: [build, setuptools], test_import: _good}
+  syntax: {<<: *shared, source: {path: syntax}, extra_deps: [build, setuptools]}
+  wrongimport: {<<: *shared, source: {path: wrongimport}, extra_deps: [build, setuptools]}
+  missingdep: {<<: *shared, source: {path: missingdep}, extra_deps: [build, setuptools]}
+  pure: {<<: *shared, source: {path: pure}, extra_deps: [build, setuptools]}
+  otherversion: {<<: *shared, source: {path: otherversion}, extra_deps: [build, setuptools]}
+  badpatch: {<<: *shared, source: {path: good}, extra_deps: [build, setuptools], build: {patches: [{file: setup.py, find: "no such text", replace: ""}]}}
+  nonet: {<<: *shared, source: {path: nonet}, extra_deps: [build, setuptools]}
+  symbol: {<<: *shared, source: {path: symbol}, extra_deps: [build, setuptools], test_import: symbol}
+  runtimedep: {<<: *shared, source: {path: runtimedep}, extra_deps: [build, setuptools], test_import: runtimedep}
+  norequirement: {<<: *shared, source: {path: good}, extra_deps: [build, setuptools, "no-such-package-on-any-index==9.9"]}
+  nopython: {versions: ["1.0"], source: {path: good}, local_version: "", matrix: [{python: "3.4"}]}
+  nonvcc: {versions: ["1.0"], source: {path: good}, extra_deps: [build, setuptools], matrix: [{python: "PYTHON", cuda: "11.8.0"}]}
+  windows: {versions: ["1.0"], source: {path: good}, local_version: "", matrix: [{os: windows-2022, python: "PYTHON"}]}
+  slowtest: {<<: *shared, source: {path: good2}, extra_deps: [build, setuptools], test_import: _slowtest, test: {expressions: ["__import__('time').sleep(600)"], timeout: 25s}}
+  gpu: {<<: *shared, source: {path: gpu}, extra_deps: [build, setuptools], test_import: _gpu, test: {requires_gpu: true}}
+`,
+		"good/setup.py": simple("good"), "good/native.c": native("_good"),
+		"good2/setup.py": simple("slowtest"), "good2/native.c": native("_slowtest"),
+		"gpu/setup.py": simple("gpu"), "gpu/native.c": native("_gpu"),
+		"syntax/setup.py": simple("syntax"), "syntax/native.c": "int main( { return 0; }\n",
+		"wrongimport/setup.py": fmt.Sprintf(setupPy, "wrongimport", "", "_other"), "wrongimport/native.c": native("_other"),
+		"missingdep/setup.py": simple("missingdep"), "missingdep/native.c": native("_missingdep"),
+		"missingdep/pyproject.toml": "[build-system]\nrequires = [\"setuptools\", \"a-requirement-nobody-has\"]\nbuild-backend = \"setuptools.build_meta\"\n",
+		"pure/setup.py":             "from setuptools import setup\nsetup(name='pure', version='1.0', py_modules=['pure'])\n", "pure/pure.py": "",
+		"otherversion/setup.py": strings.Replace(simple("otherversion"), "1.0", "2.0", 1), "otherversion/native.c": native("_otherversion"),
+		"nonet/setup.py":           "import socket\nsocket.create_connection(('192.0.2.1', 80), timeout=5)\n",
+		"symbol/setup.py":          fmt.Sprintf(setupPy, "symbol", `"symbol"`, "_symbol"),
+		"symbol/symbol.py":         "try:\n    import _symbol\nexcept ImportError:\n    pass\n", // hides the error, as some packages do
+		"symbol/native.c":          strings.Replace(native("_symbol"), "{ return", "{ extern int nobody_has_this(void); nobody_has_this(); return", 1),
+		"runtimedep/setup.py":      fmt.Sprintf(setupPy, "runtimedep", `"runtimedep"`, "_runtimedep"),
+		"runtimedep/runtimedep.py": "import a_module_nobody_has\n", "runtimedep/native.c": native("_runtimedep"),
+	}
+	p := newProject(t, files)
+	result := p.build()
+	want := map[string]string{
+		"good":          "done passed",
+		"syntax":        "failed compile compile-error",
+		"wrongimport":   "failed test wrong-import-name",
+		"missingdep":    "failed preflight build-requirement",
+		"pure":          "failed collect pure-wheel",
+		"otherversion":  "failed collect wrong-version",
+		"badpatch":      "failed fetch patch",
+		"nonet":         "failed compile download-in-build",
+		"symbol":        "failed audit audit-symbol-missing",
+		"runtimedep":    "failed test runtime-dependency",
+		"norequirement": "failed prepare dependency-not-found",
+		"nopython":      "failed prepare no-python",
+		"nonvcc":        "failed preflight no-nvcc",
+		"windows":       "skipped",
+		"slowtest":      "failed test test-timeout",
+		"gpu":           "done not run",
+	}
+	if diff := cmp.Diff(want, statuses(result)); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+		for _, r := range result.Rows {
+			if statuses(&build.Result{Rows: []build.RowResult{r}})[r.Row.Package] != want[r.Row.Package] {
+				t.Logf("%s: %v\n%s", r.Row.Package, r.Err, p.log(r))
+			}
+		}
+	}
+	entries, err := filepath.Glob(filepath.Join(p.dir, "dist", "*"))
+	if err != nil || len(entries) != 3 { // good, gpu and the folder of the records
+		t.Errorf("dist has %q (%v), want the files of two rows and their records", entries, err)
+	}
+}
+
+// TestRecipeDigest: what affects the files changes the digests, what does not, does not.
+func TestRecipeDigest(t *testing.T) {
+	row := matrix.Row{ID: "demo", Package: "demo", Version: "1.0", Kind: matrix.KindWheel, Python: "3.12", CUDA: "12.8.1", Torch: "2.9.0", Arch: "8.0", Platform: "linux_x86_64", WheelTag: "cp312-cp312"}
+	base := matrix.Settings{ExtraDeps: []string{"torch", "torchvision", "ninja"}, Frontend: "build", TorchSource: matrix.TorchSettings{Kind: "index"}}
+	opts := build.RecipeOptions{Sandbox: "podman", DefaultImage: "cuda:{version}"}
+	make := func(change func(*matrix.Row, *matrix.Settings, *build.Source, *build.RecipeOptions)) *build.Recipe {
+		t.Helper()
+		r, s, src, o := row, base, build.Source{Kind: "git", Digest: "abc"}, opts
+		change(&r, &s, &src, &o)
+		recipe, err := build.NewRecipe(r, s, src, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return recipe
+	}
+	first := make(func(*matrix.Row, *matrix.Settings, *build.Source, *build.RecipeOptions) {})
+	if diff := cmp.Diff([]string{"torchvision", "ninja", "build"}, first.Deps); diff != "" {
+		t.Errorf("requirements of the default index (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"torch==2.9.0"}, first.Torch); diff != "" || first.TorchIndex != build.DefaultTorchIndex+"/cu128" {
+		t.Errorf("torch (-want +got):\n%sfrom %s", diff, first.TorchIndex)
+	}
+	for name, change := range map[string]func(*matrix.Row, *matrix.Settings, *build.Source, *build.RecipeOptions){
+		"source": func(_ *matrix.Row, _ *matrix.Settings, s *build.Source, _ *build.RecipeOptions) { s.Digest = "def" },
+		"arch":   func(r *matrix.Row, _ *matrix.Settings, _ *build.Source, _ *build.RecipeOptions) { r.Arch = "9.0" },
+		"env": func(_ *matrix.Row, s *matrix.Settings, _ *build.Source, _ *build.RecipeOptions) {
+			s.Env = map[string]string{"A": "1"}
+		},
+		"image": func(_ *matrix.Row, _ *matrix.Settings, _ *build.Source, o *build.RecipeOptions) {
+			o.DefaultImage = "other:{version}"
+		},
+		"torch index": func(_ *matrix.Row, _ *matrix.Settings, _ *build.Source, o *build.RecipeOptions) {
+			o.TorchIndex = "https://mirror.example"
+		},
+	} {
+		if got := make(change); got.BuildDigest == first.BuildDigest || got.Digest == first.Digest {
+			t.Errorf("%s: the digests did not change", name)
+		}
+	}
+	tested := make(func(_ *matrix.Row, s *matrix.Settings, _ *build.Source, _ *build.RecipeOptions) {
+		s.Test.Expressions = []string{"1"}
+	})
+	if tested.BuildDigest != first.BuildDigest || tested.Digest == first.Digest {
+		t.Error("another test must change the digest of the verdict alone")
+	}
+	described := make(func(_ *matrix.Row, s *matrix.Settings, _ *build.Source, _ *build.RecipeOptions) {
+		s.Description, s.Resources.Jobs = "other", 3
+	})
+	if described.Digest != first.Digest {
+		t.Error("description and resources must not change the digest")
+	}
+	text, err := json.Marshal(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back build.Recipe
+	if err := json.Unmarshal(text, &back); err != nil {
+		t.Fatal(err)
+	}
+	again, err := json.Marshal(&back)
+	if err != nil || string(again) != string(text) {
+		t.Errorf("a recipe does not survive being written down (%v):\n%s\n%s", err, text, again)
+	}
+}
+
+// TestCancel: a build that is interrupted ends soon and leaves no process behind.
+func TestCancel(t *testing.T) {
+	p := newProject(t, map[string]string{
+		"packages.yml": `
+packages:
+  sleepy: {versions: ["1.0"], source: {path: src}, extra_deps: [build, setuptools], local_version: "", matrix: [{python: "PYTHON"}]}
+`,
+		"src/setup.py": "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(987654)']).wait()\n",
+	})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("the user pressed a key")
+	p.opts.OnEvent = func(e engine.Event) {
+		if e.Kind == engine.EventStage && e.Stage == "compile" {
+			cancel(stop)
+		}
+	}
+	plan := p.plan()
+	result, err := build.Run(ctx, plan, plan.Rows, p.opts)
+	if !errors.Is(err, stop) || result.Rows[0].Status != engine.StatusCanceled {
+		t.Fatalf("got %v and %v", err, statuses(result))
+	}
+	if out, _ := exec.CommandContext(t.Context(), "pgrep", "-f", "time.sleep\\(987654\\)").Output(); len(out) > 0 {
+		t.Errorf("processes are left: %s", out)
+	}
+}

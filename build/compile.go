@@ -1,0 +1,194 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// compile runs the front-end.
+func (a *attempt) compile(ctx context.Context) error {
+	if err := a.unlessReused(); err != nil {
+		return err
+	}
+	env, err := a.buildEnv()
+	if err != nil {
+		return err
+	}
+	argv := a.frontend(env)
+	a.record.Environment = sortedEnv(env)
+	if limit := time.Duration(a.Settings.Resources.WallTime); limit > 0 {
+		fmt.Fprintf(a.log, "time limit %s, %d compiler calls at once\n", limit, a.jobs)
+	}
+	network := a.Settings.Network || a.Settings.Isolation
+	if network {
+		a.netEnv(a.box, env)
+	}
+	a.log.step = func(done, total int) { a.try.Progress(done, total, "files") }
+	defer func() { a.log.step = nil }()
+	if _, err := a.command(ctx, a.box, Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Network: network}); err != nil {
+		return err
+	}
+	return a.bypassed()
+}
+
+// buildEnv is the environment of the front-end and of all that it starts.
+func (a *attempt) buildEnv() (map[string]string, error) {
+	box := a.box
+	dirs := []string{path.Join(box.Inside(a.venv), "bin")}
+	if home := a.tools.CUDAHome; home != "" {
+		dirs = append(dirs, path.Join(home, "bin"))
+	}
+	if home := a.tools.ROCmHome; home != "" {
+		dirs = append(dirs, path.Join(home, "bin"))
+	}
+	env := a.baseEnv(box, a.home(), a.temp(), slices.Compact(dirs)...)
+	env["VIRTUAL_ENV"] = box.Inside(a.venv)
+	env["MAX_JOBS"] = itoa(a.jobs)
+	env["SOURCE_DATE_EPOCH"] = fmt.Sprint(a.epoch.Unix())
+	env["PYTHONHASHSEED"] = "0"
+	if home := a.tools.CUDAHome; home != "" {
+		env["CUDA_HOME"], env["CUDA_PATH"] = home, home
+	}
+	if home := a.tools.ROCmHome; home != "" {
+		env["ROCM_HOME"], env["ROCM_PATH"] = home, home
+	}
+	if a.tools.CXX != "" {
+		env["CXX"], env["CC"] = a.tools.CXX, a.tools.CC
+	}
+	if a.try.Shrink > 0 {
+		env["NVCC_THREADS"] = "1"
+	}
+	for _, pair := range a.Env {
+		name, value, _ := strings.Cut(pair, "=")
+		if name == "NVCC_THREADS" && a.try.Shrink > 0 || name == "MAX_JOBS" && a.try.Shrink > 0 {
+			continue
+		}
+		env[name] = value
+	}
+	if a.Settings.CUDACheck == "bypass" && a.Row.CUDA != "" && len(a.Torch) > 0 {
+		if err := a.bypass(env); err != nil {
+			return nil, err
+		}
+	}
+	return env, nil
+}
+
+// frontend returns the command that builds. It may add to env.
+func (a *attempt) frontend(env map[string]string) []string {
+	python := venvPython(a.box, a.venv)
+	source, out := a.box.Inside(a.source()), a.box.Inside(a.out())
+	settings := maps.Clone(a.Settings.ConfigSettings)
+	if settings == nil {
+		settings = map[string][]string{}
+	}
+	tag := a.Row.BuildTag
+	if tag != "" && a.setuptools() && a.Settings.Frontend != "pip" {
+		// Two words of the setuptools command line, before what bdist_wheel gets.
+		settings["--build-option"] = append([]string{"egg_info", "--tag-build=" + tag}, settings["--build-option"]...)
+	}
+	var argv []string
+	switch a.Settings.Frontend {
+	case "pip":
+		argv = []string{python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", out}
+		if !a.Settings.Isolation {
+			argv = append(argv, "--no-build-isolation", "--no-index")
+		}
+		if tag != "" && a.setuptools() {
+			// pip cannot give setuptools a second command; a configuration file can.
+			config := filepath.Join(a.work, "tag.cfg")
+			if err := os.WriteFile(config, []byte("[egg_info]\ntag_build = "+tag+"\n"), 0o666); err == nil {
+				env["DIST_EXTRA_CONFIG"] = a.box.Inside(config)
+			}
+		}
+	case "uv":
+		argv = []string{path.Join(a.box.Inside(a.venv), "bin", "uv"), "build", "--offline", "--python", python, "--out-dir", out}
+		if a.Row.Kind == "wheel" {
+			argv = append(argv, "--wheel")
+		}
+		if !a.Settings.Isolation {
+			argv = append(argv, "--no-build-isolation")
+		} else {
+			argv = slices.DeleteFunc(argv, func(w string) bool { return w == "--offline" })
+		}
+	default:
+		argv = []string{python, "-m", "build", "--outdir", out}
+		if a.Row.Kind == "wheel" {
+			argv = append(argv, "--wheel")
+		}
+		if !a.Settings.Isolation {
+			argv = append(argv, "--no-isolation")
+		}
+	}
+	flag := "-C"
+	if a.Settings.Frontend == "pip" {
+		flag = "--config-settings="
+	}
+	for _, key := range slices.Sorted(maps.Keys(settings)) {
+		for _, value := range settings[key] {
+			argv = append(argv, flag+key+"="+value)
+		}
+	}
+	return append(append(argv, withoutOwnFlags(a.Settings.BuildArgs, argv)...), source)
+}
+
+// withoutOwnFlags drops what packages.yml repeats of kiln's own arguments: some programs
+// refuse a flag that is given twice.
+func withoutOwnFlags(args, own []string) []string {
+	return slices.DeleteFunc(slices.Clone(args), func(w string) bool { return strings.HasPrefix(w, "-") && slices.Contains(own, w) })
+}
+
+// setuptools reports whether the build back-end takes setuptools' options.
+func (a *attempt) setuptools() bool { return strings.HasPrefix(a.facts.Backend, "setuptools") }
+
+// bypass switches off torch's comparison of CUDA versions by a hook that is loaded at
+// the start of every Python of the environment. No installed file is changed.
+func (a *attempt) bypass(env map[string]string) error {
+	hook := path.Join(a.box.Inside(a.scripts()))
+	site, err := a.hostSitePackages()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(site, "kiln_nocudacheck.pth"), []byte(hook+"\nimport nocudacheck\n"), 0o666); err != nil {
+		return err
+	}
+	env["KILN_CUDA_CHECK_LOG"] = a.box.Inside(a.bypassLog())
+	a.warn("torch's comparison of CUDA versions is switched off (cuda_check: bypass)")
+	return nil
+}
+
+func (a *attempt) bypassLog() string { return filepath.Join(a.work, "nocudacheck.log") }
+
+// bypassed proves that the hook did something.
+func (a *attempt) bypassed() error {
+	if a.Settings.CUDACheck != "bypass" || a.Row.CUDA == "" || len(a.Torch) == 0 {
+		return nil
+	}
+	text, err := os.ReadFile(a.bypassLog())
+	if errors.Is(err, os.ErrNotExist) {
+		return fault("patch", "a patch did not apply", "remove build: {cuda_check: bypass}; this build does not use torch's check",
+			"torch's comparison of CUDA versions was not found, so it was not switched off")
+	}
+	if err != nil {
+		return err
+	}
+	a.record.Patches = append(a.record.Patches, PatchRecord{File: "torch/utils/cpp_extension.py (from outside)", Places: strings.Count(string(text), "\n")})
+	return nil
+}
+
+// hostSitePackages returns the folder of the virtual environment's packages as this
+// process sees it.
+func (a *attempt) hostSitePackages() (string, error) {
+	found, err := filepath.Glob(filepath.Join(a.venv, "lib", "python*", "site-packages"))
+	if err != nil || len(found) != 1 {
+		return "", fmt.Errorf("virtual environment %s: want one site-packages folder, got %d", a.venv, len(found))
+	}
+	return found[0], nil
+}

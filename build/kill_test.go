@@ -1,0 +1,223 @@
+package build_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/matrix"
+)
+
+// childEnv makes the test program build the project in a folder and end, so that it
+// can be killed.
+const childEnv = "KILN_BUILD_CHILD"
+
+// buildChild is the program that gets killed. It returns its exit code.
+func buildChild(dir string) int {
+	name := filepath.Join(dir, "packages.yml")
+	text, err := os.ReadFile(name)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	file, _ := matrix.Parse(name, text)
+	plan := file.Plan(matrix.Options{})
+	opts := build.Options{
+		Dir: dir, Sandboxes: childSandboxes(), Path: os.Getenv("PATH"),
+		Network: build.Network{CertFile: os.Getenv("SSL_CERT_FILE")}, CPU: 2, MemoryBytes: 8 << 30,
+	}
+	result, err := build.Run(context.Background(), plan, plan.Rows, opts)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	for _, r := range result.Rows {
+		if r.Status != engine.StatusDone && r.Status != engine.StatusReused {
+			fmt.Fprintln(os.Stderr, r.Row.ID, r.Status, r.Reason)
+			return 1
+		}
+	}
+	return 0
+}
+
+// childSandboxes are containers if KILN_BUILD_IMAGE names an image for them.
+func childSandboxes() build.Sandboxes {
+	if os.Getenv("KILN_BUILD_IMAGE") != "" {
+		return build.Container(build.ContainerOptions{
+			Engine: "podman", EngineArgs: []string{"--runtime", "runc"}, CABundle: os.Getenv("SSL_CERT_FILE"),
+		})
+	}
+	return build.Host(build.HostOptions{})
+}
+
+// sixRows is a project of six quick rows with native code.
+func sixRows(t *testing.T, image string) *project {
+	yml := `
+packages:
+  demo:
+    versions: ["1.0"]
+    source: {path: src}
+    extra_deps: [build, setuptools]
+    test_import: _demo
+    local_version: "{flavor}"
+    resources: {jobs: 1, memory_per_job: 256 MiB}
+    matrix:
+      - {python: "PYTHON", axes: {flavor: [a, b, c, d, e, f]}}
+`
+	if image != "" {
+		yml += "    image: " + image + "\n"
+	}
+	return newProject(t, map[string]string{
+		"packages.yml": yml, "src/native.c": native("_demo"), "src/setup.py": fmt.Sprintf(setupPy, "demo", "", "_demo"),
+	})
+}
+
+// start starts the child on a project.
+func (p *project) start(stderr *bytes.Buffer) *exec.Cmd {
+	p.t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cmd := exec.Command(exe) //nolint:noctx // it is killed by hand
+	cmd.Env = append(os.Environ(), childEnv+"="+p.dir, "PATH="+p.opts.Path)
+	cmd.Stderr = stderr
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	return cmd
+}
+
+// hashes are the files in dist with their digests.
+func (p *project) hashes() map[string]string {
+	p.t.Helper()
+	out := map[string]string{}
+	plan := p.plan()
+	for _, row := range plan.Rows {
+		record, err := build.ReadRecord(filepath.Join(p.dir, "dist"), row.ID)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		for _, f := range record.Files {
+			out[f.Name] = f.SHA256
+		}
+	}
+	return out
+}
+
+// leftovers lists what a build that ended must not leave: work folders, temporary files,
+// and processes of this project.
+func (p *project) leftovers() []string {
+	p.t.Helper()
+	var out []string
+	for _, dir := range []string{".kiln", "dist"} {
+		_ = filepath.WalkDir(filepath.Join(p.dir, dir), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && fsx.IsTemp(d.Name()) {
+				out = append(out, path)
+			}
+			return nil
+		})
+	}
+	work, _ := filepath.Glob(filepath.Join(p.dir, ".kiln", "work", "*"))
+	out = append(out, work...)
+	id, err := os.ReadFile(filepath.Join(p.dir, ".kiln", "id"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	processes, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range processes {
+		if text, err := os.ReadFile(path); err == nil && strings.Contains(string(text), string(id)) {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+// TestKill kills a build of six rows at random moments until it has ended, and compares
+// the files with those of a build that nobody disturbed. make e2e-build kills 50 times.
+func TestKill(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("what is left behind is counted in /proc")
+	}
+	kills := 4
+	if e2e("build") {
+		kills = 50
+	}
+	p := sixRows(t, "")
+	killBuild(t, p, kills)
+}
+
+func e2e(name string) bool { return os.Getenv("KILN_E2E") == name }
+
+func killBuild(t *testing.T, p *project, kills int) {
+	t.Helper()
+	var stderr bytes.Buffer
+	start := time.Now()
+	if err := p.start(&stderr).Wait(); err != nil {
+		t.Fatalf("the undisturbed build: %v\n%s", err, &stderr)
+	}
+	whole := time.Since(start)
+	want := p.hashes()
+	if len(want) != 6 {
+		t.Fatalf("want 6 files, got %v", want)
+	}
+	clean := func() {
+		// Downloads stay: they are not what is being tested.
+		for _, dir := range []string{"dist", ".kiln/attempts", ".kiln/work"} {
+			os.RemoveAll(filepath.Join(p.dir, dir))
+		}
+		os.Remove(filepath.Join(p.dir, ".kiln", "journal.jsonl"))
+	}
+	clean()
+	seed := uint64(time.Now().UnixNano())
+	random := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d; the undisturbed build took %s", seed, whole.Round(time.Second))
+	killed, ended := 0, 0
+	for killed < kills {
+		stderr.Reset()
+		cmd := p.start(&stderr)
+		done := make(chan error, 1)
+		go func() { done <- cmd.Wait() }()
+		select {
+		case <-time.After(time.Duration(random.Int64N(int64(whole)))):
+			_ = cmd.Process.Signal(syscall.SIGKILL)
+			<-done
+			killed++
+		case err := <-done:
+			if err != nil {
+				t.Fatalf("after %d kills: %v\n%s", killed, err, &stderr)
+			}
+			if diff := cmp.Diff(want, p.hashes()); diff != "" {
+				t.Fatalf("after %d kills the files differ (-want +got):\n%s", killed, diff)
+			}
+			ended++
+			clean()
+		}
+	}
+	stderr.Reset()
+	if err := p.start(&stderr).Wait(); err != nil {
+		t.Fatalf("after %d kills: %v\n%s", killed, err, &stderr)
+	}
+	if diff := cmp.Diff(want, p.hashes()); diff != "" {
+		t.Errorf("after %d kills the files differ (-want +got):\n%s", killed, diff)
+	}
+	if left := p.leftovers(); len(left) > 0 {
+		t.Errorf("after %d kills these are left:\n%s", killed, strings.Join(left, "\n"))
+	}
+	t.Logf("%d kills, %d builds came to their end in between, all with the same files", killed, ended)
+}

@@ -1,0 +1,259 @@
+package build
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// tools are the compilers of the build environment.
+type tools struct {
+	CUDAHome    string `json:"cuda_home,omitempty"`
+	CUDAVersion string `json:"cuda_version,omitempty"`
+	ROCmHome    string `json:"rocm_home,omitempty"`
+	ROCmVersion string `json:"rocm_version,omitempty"`
+	// CXX and CC are set if the default compiler is not the right one.
+	CXX string `json:"cxx,omitempty"`
+	CC  string `json:"cc,omitempty"`
+	// Compiler is the first line of its --version.
+	Compiler string `json:"compiler,omitempty"`
+}
+
+// preflight compares the environment with the row.
+func (a *attempt) preflight(ctx context.Context) error {
+	if err := a.unlessReused(); err != nil {
+		return err
+	}
+	box := a.box
+	env := a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(a.venv), "bin"))
+	pip := path.Join(box.Inside(a.pipHome), "lib", "python"+a.Row.Python, "site-packages")
+	args := []string{box.Inside(a.source()), pip}
+	if len(a.Torch) > 0 {
+		args = append(args, "torch")
+	}
+	var f facts
+	if err := a.script(ctx, box, venvPython(box, a.venv), a.scripts(), "facts.py", sortedEnv(env), &f, args...); err != nil {
+		return err
+	}
+	a.facts = f
+	a.record.Python, a.record.OS, a.record.Libc, a.record.Torch = f.PythonFull, f.OSName, f.Libc, f.Torch
+	if len(f.Missing) > 0 && !a.Settings.Isolation {
+		return fault("build-requirement", "a build requirement is missing",
+			"add it to extra_deps in packages.yml, or set build: {isolation: true}",
+			"build-system.requires asks for %s", strings.Join(f.Missing, ", "))
+	}
+	if a.Native && a.Row.Kind == "wheel" && !f.Headers {
+		return fault("python-headers", "the headers of Python are missing",
+			"install them; on Debian and Ubuntu: apt-get install python"+strings.TrimSuffix(a.Row.Python, "t")+"-dev",
+			"Python %s has no Python.h", f.PythonFull)
+	}
+	if err := a.checkTorch(); err != nil {
+		return err
+	}
+	if a.Row.CUDA != "" {
+		if err := a.findCUDA(ctx, env); err != nil {
+			return err
+		}
+	}
+	if a.Row.ROCm != "" {
+		if err := a.findROCm(ctx, env); err != nil {
+			return err
+		}
+	}
+	if a.Native {
+		if err := a.findCompiler(ctx, env); err != nil {
+			return err
+		}
+	}
+	a.record.Tools = a.tools
+	return nil
+}
+
+// checkTorch compares the installed torch with the row's.
+func (a *attempt) checkTorch() error {
+	if len(a.Torch) == 0 {
+		return nil
+	}
+	f := a.facts
+	if f.Torch == nil {
+		return fault("torch-broken", "torch cannot be imported",
+			"the message is the loader's own; a library it names belongs to torch's requirements or to the image", "%s", f.TorchError)
+	}
+	have, err := wheel.ParseVersion(f.Torch.Version)
+	if err != nil {
+		return fmt.Errorf("torch says that it is version %q: %w", f.Torch.Version, err)
+	}
+	if want := a.Row.Torch; want != "" {
+		w, err := wheel.ParseVersion(want)
+		if err != nil {
+			return err
+		}
+		if have.Public() != w.Public() {
+			return fault("torch-version", "another torch is installed than the row says",
+				"correct torch: or torch_source: in packages.yml", "installed is %s, want %s", f.Torch.Version, want)
+		}
+	}
+	if f.Ninja == "" && a.Native {
+		return fault("ninja-missing", "ninja is missing", "add ninja to extra_deps in packages.yml",
+			"without it torch's builder compiles one file at a time")
+	}
+	major := func(v string) string { m, _, _ := strings.Cut(v, "."); return m }
+	switch {
+	case a.Row.CUDA != "" && f.Torch.CUDA == "":
+		return fault("torch-cuda", "this torch was built without CUDA",
+			"the row's torch must come from an index for "+a.Row.TorchIndex(), "torch %s has no CUDA, the row has %s", f.Torch.Version, a.Row.CUDA)
+	case a.Row.CUDA != "" && major(f.Torch.CUDA) != major(a.Row.CUDA) && a.Settings.CUDACheck != "bypass":
+		return fault("torch-cuda", "torch was built for another major version of CUDA",
+			"choose a torch for CUDA "+major(a.Row.CUDA)+"; build: {cuda_check: bypass} builds all the same, and such wheels are suspect",
+			"torch %s is for CUDA %s, the row has %s", f.Torch.Version, f.Torch.CUDA, a.Row.CUDA)
+	case a.Row.CUDA != "" && f.Torch.CUDA != compat.Minor(a.Row.CUDA):
+		a.warn("torch %s was built for CUDA %s, the row has %s", f.Torch.Version, f.Torch.CUDA, a.Row.CUDA)
+	case a.Row.ROCm != "" && f.Torch.HIP == "":
+		return fault("torch-rocm", "this torch was built without ROCm",
+			"the row's torch must come from an index for "+a.Row.TorchIndex(), "torch %s has no HIP, the row has ROCm %s", f.Torch.Version, a.Row.ROCm)
+	}
+	return nil
+}
+
+// warn says something in the log and in the record.
+func (a *attempt) warn(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	fmt.Fprintf(a.log, "warning: %s\n", text)
+	a.record.Warnings = append(a.record.Warnings, text)
+}
+
+var nvccRelease = regexp.MustCompile(`release (\d+\.\d+), V(\d+\.\d+\.\d+)`)
+
+// findCUDA looks for the toolkit of the row's version: where the row's variables say, in
+// the usual places, in the virtual environment (packages of PyPI), on PATH.
+func (a *attempt) findCUDA(ctx context.Context, env map[string]string) error {
+	minor := compat.Minor(a.Row.CUDA)
+	major, _, _ := strings.Cut(minor, ".")
+	var homes []string
+	if given := a.Settings.Env["CUDA_HOME"]; given != "" {
+		homes = []string{given}
+	} else {
+		homes = []string{
+			"/usr/local/cuda-" + minor, "/usr/local/cuda", path.Join(a.facts.SitePackages, "nvidia", "cu"+major), "/usr",
+		}
+	}
+	var found []string
+	for _, home := range homes {
+		var out bytes.Buffer
+		nvcc := path.Join(home, "bin", "nvcc")
+		if _, err := a.command(ctx, a.box, Command{Argv: []string{nvcc, "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			continue
+		}
+		m := nvccRelease.FindStringSubmatch(out.String())
+		if m == nil {
+			continue
+		}
+		if m[1] != minor {
+			found = append(found, m[2]+" in "+home)
+			continue
+		}
+		a.tools.CUDAHome, a.tools.CUDAVersion = home, m[2]
+		return nil
+	}
+	fix := "install it, or build in a container: --runner podman"
+	where := "on this machine"
+	if a.Image != "" {
+		where = "in the image " + a.Image
+		fix = "build in an image with the compiler; of NVIDIA's images that is the one with -devel in its name"
+	}
+	detail := fmt.Sprintf("CUDA %s is not %s", minor, where)
+	if len(found) > 0 {
+		detail += "; there is " + strings.Join(found, ", ")
+	}
+	return fault("no-nvcc", "the CUDA compiler of the row is missing", fix, "%s", detail)
+}
+
+var hipVersion = regexp.MustCompile(`HIP version: (\d+\.\d+)`)
+
+// findROCm looks for hipcc. Distributions have it in /usr, the vendor in /opt/rocm.
+func (a *attempt) findROCm(ctx context.Context, env map[string]string) error {
+	homes := []string{"/opt/rocm-" + a.Row.ROCm, "/opt/rocm", "/usr"}
+	if given := a.Settings.Env["ROCM_HOME"]; given != "" {
+		homes = []string{given}
+	}
+	for _, home := range homes {
+		var out bytes.Buffer
+		if _, err := a.command(ctx, a.box, Command{Argv: []string{path.Join(home, "bin", "hipcc"), "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
+			if ctx.Err() != nil {
+				return err
+			}
+			continue
+		}
+		a.tools.ROCmHome = home
+		if m := hipVersion.FindStringSubmatch(out.String()); m != nil {
+			a.tools.ROCmVersion = m[1]
+			if m[1] != compat.Minor(a.Row.ROCm) {
+				a.warn("the row says ROCm %s, hipcc is %s", a.Row.ROCm, m[1])
+			}
+		}
+		return nil
+	}
+	return fault("no-hipcc", "hipcc is missing", "build in an image with the HIP SDK (package rocm-hip-sdk, or hipcc of the distribution)",
+		"there is no hipcc in %s", strings.Join(homes, ", "))
+}
+
+var gccMajor = regexp.MustCompile(`(?m)^(?:g\+\+|c\+\+|gcc|GCC)[^\n]*?(\d+)\.\d+\.\d+[^\n]*$`)
+
+// findCompiler takes the default C++ compiler, or the newest older one if nvcc refuses it.
+func (a *attempt) findCompiler(ctx context.Context, env map[string]string) error {
+	version := func(name string) (string, int) {
+		var out bytes.Buffer
+		if _, err := a.command(ctx, a.box, Command{Argv: []string{name, "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
+			return "", 0
+		}
+		first, _, _ := strings.Cut(out.String(), "\n")
+		if m := gccMajor.FindStringSubmatch(first); m != nil {
+			n, _ := strconv.Atoi(m[1])
+			return first, n
+		}
+		return first, 0 // another compiler: its bounds are not checked
+	}
+	if given := a.Settings.Env["CXX"]; given != "" {
+		words := strings.Fields(given)
+		a.tools.Compiler, _ = version(words[len(words)-1])
+		return nil
+	}
+	first, major := version("c++")
+	name := "c++"
+	if first == "" {
+		name = "g++"
+		first, major = version(name)
+	}
+	bounds, known := a.opts.Compat.HostCompilers(a.Row.CUDA)
+	most := bounds.GCC[1]
+	if known && most > 0 && (major > most || first == "") {
+		for n := most; n >= max(bounds.GCC[0], most-4); n-- {
+			older := "g++-" + itoa(n)
+			if text, _ := version(older); text != "" {
+				a.tools.CXX, a.tools.CC, a.tools.Compiler = older, "gcc-"+itoa(n), text
+				fmt.Fprintf(a.log, "CUDA %s accepts GCC up to %d: using %s instead of %s\n", a.Row.CUDA, most, older, name)
+				return nil
+			}
+		}
+	}
+	switch {
+	case first == "":
+		return fault("no-compiler", "there is no C++ compiler", "install one; on Debian and Ubuntu: apt-get install g++", "neither c++ nor g++ is on PATH %s", env["PATH"])
+	case known && most > 0 && major > most:
+		return fault("compiler-too-new", "the C++ compiler is too new for this CUDA",
+			fmt.Sprintf("install an older one beside it; on Debian and Ubuntu: apt-get install g++-%d", most),
+			"%s is GCC %d, CUDA %s accepts up to %d", name, major, a.Row.CUDA, most)
+	}
+	a.tools.Compiler = first
+	return nil
+}

@@ -1,0 +1,324 @@
+package build
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// facts are what python/facts.py prints.
+type facts struct {
+	Python       string            `json:"python"`
+	PythonFull   string            `json:"python_full"`
+	Executable   string            `json:"executable"`
+	Platform     string            `json:"platform"`
+	Headers      bool              `json:"headers"`
+	Venv         bool              `json:"venv"`
+	SitePackages string            `json:"site_packages"`
+	Libc         string            `json:"libc"`
+	Ninja        string            `json:"ninja"`
+	Distribution string            `json:"distribution"`
+	OSName       string            `json:"os_name"`
+	Packages     map[string]string `json:"packages"`
+	Backend      string            `json:"backend"`
+	Requires     []string          `json:"requires"`
+	Missing      []string          `json:"missing"`
+	Torch        *torchFacts       `json:"torch"`
+	TorchError   string            `json:"torch_error"`
+}
+
+type torchFacts struct {
+	Version  string `json:"version"`
+	CUDA     string `json:"cuda"`
+	HIP      string `json:"hip"`
+	CXX11ABI bool   `json:"cxx11abi"`
+}
+
+func (a *attempt) prepare(ctx context.Context) error {
+	if err := a.unlessReused(); err != nil {
+		return err
+	}
+	if err := writeScripts(a.scripts()); err != nil {
+		return err
+	}
+	box, err := a.open(ctx, "build", a.Image, a.Settings.ImageSetup, []Mount{{Host: a.work, Inside: insideWork}})
+	if err != nil {
+		return err
+	}
+	a.box, a.venv = box, filepath.Join(a.work, "venv")
+	a.record.Image = box.Image()
+	if a.python, err = a.findPython(ctx, box, a.scripts()); err != nil {
+		return err
+	}
+	lock, err := a.environment(ctx, box, a.venv, a.scripts(), a.Deps)
+	a.record.Installed = lock
+	return err
+}
+
+// baseEnv are the variables of every command of the row: nothing else of the outer
+// environment gets in.
+func (a *attempt) baseEnv(box Box, home, temp string, pathDirs ...string) map[string]string {
+	return map[string]string{
+		"PATH":                          strings.Join(append(pathDirs, a.searchPath(box)...), ":"),
+		"HOME":                          box.Inside(home),
+		"TMPDIR":                        box.Inside(temp),
+		"LC_ALL":                        "C.UTF-8",
+		"PYTHONDONTWRITEBYTECODE":       "1",
+		"PYTHONNOUSERSITE":              "1",
+		"PYTHONUNBUFFERED":              "1",
+		"PIP_DISABLE_PIP_VERSION_CHECK": "1",
+		"PIP_NO_INPUT":                  "1",
+		"PIP_CONFIG_FILE":               "/dev/null", // where packages come from is said, not found
+		"PIP_CACHE_DIR":                 path.Join(box.Inside(a.opts.cacheDir()), "pip"),
+		"PIP_PROGRESS_BAR":              "off",
+		"PIP_ROOT_USER_ACTION":          "ignore",
+	}
+}
+
+// searchPath returns the folders of programs: those that the image names, or the host's.
+func (a *attempt) searchPath(box Box) []string {
+	if a.opts.Sandboxes.Name() != "host" {
+		for _, pair := range slices.Backward(box.Env()) {
+			if dirs, ok := strings.CutPrefix(pair, "PATH="); ok && dirs != "" {
+				return strings.Split(dirs, ":")
+			}
+		}
+	}
+	return a.opts.searchPath()
+}
+
+// netEnv adds what a command needs to reach the network.
+func (a *attempt) netEnv(box Box, env map[string]string) {
+	n := a.opts.Network
+	if n.CertFile != "" {
+		for _, name := range []string{"PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"} {
+			env[name] = box.Inside(n.CertFile)
+		}
+	}
+	for _, proxy := range n.Proxies {
+		if name, value, ok := strings.Cut(proxy, "="); ok {
+			env[name] = value
+		}
+	}
+}
+
+// findPython looks for the row's interpreter under its usual names.
+func (a *attempt) findPython(ctx context.Context, box Box, scripts string) (string, error) {
+	names := []string{"python" + a.Row.Python, "python3", "python"}
+	var found []string
+	env := sortedEnv(a.baseEnv(box, a.home(), a.temp()))
+	for _, name := range names {
+		var f facts
+		if err := a.script(ctx, box, name, scripts, "facts.py", env, &f, "-", "-"); err != nil {
+			if ctx.Err() != nil {
+				return "", err
+			}
+			continue // not there, or a shim without an interpreter behind it
+		}
+		if f.Python != a.Row.Python {
+			found = append(found, f.Python+" ("+name+")")
+			continue
+		}
+		if !f.Venv {
+			return "", fault("no-venv", "this Python cannot make virtual environments",
+				"install the venv package of that Python; on Debian and Ubuntu: apt-get install python3-venv", "%s lacks the modules venv and ensurepip", f.Executable)
+		}
+		a.facts = f
+		return f.Executable, nil
+	}
+	where, fix := "on PATH", "install it, or put it on PATH; `uv python install "+a.Row.Python+"` is one way"
+	if a.Image != "" {
+		where = "in the image " + a.Image
+		fix = "install it with image_setup: in packages.yml, for example\n  image_setup: [apt-get update, apt-get install -y python{python}-venv python{python}-dev]"
+	}
+	detail := fmt.Sprintf("there is no Python %s %s", a.Row.Python, where)
+	if len(found) > 0 {
+		detail += "; there is " + strings.Join(slices.Compact(found), ", ")
+	}
+	return "", fault("no-python", "the Python of the row is missing", fix, "%s", detail)
+}
+
+// venvPython returns the interpreter of a virtual environment as seen in the box.
+func venvPython(box Box, venv string) string { return path.Join(box.Inside(venv), "bin", "python") }
+
+// environment makes a virtual environment with torch, from torch's own index alone,
+// and then the other requirements, from the default index, with torch held fast.
+func (a *attempt) environment(ctx context.Context, box Box, venv, scripts string, deps []string) ([]Installed, error) {
+	if err := a.installer(ctx, box, scripts); err != nil {
+		return nil, err
+	}
+	argv := []string{a.python, "-I", "-m", "venv", "--without-pip"}
+	if a.Settings.TorchSource.Kind == "system" && len(a.Torch) > 0 {
+		argv = append(argv, "--system-site-packages")
+	}
+	env := a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(venv), "bin"))
+	if _, err := a.command(ctx, box, Command{Argv: append(argv, box.Inside(venv)), Dir: scripts, Env: sortedEnv(env)}); err != nil {
+		return nil, err
+	}
+	a.netEnv(box, env)
+	var lock []Installed
+	switch {
+	case len(a.Torch) == 0:
+	case a.Settings.TorchSource.Kind == "system":
+	case a.Settings.TorchSource.Kind == "path":
+		wheels := box.Inside(a.opts.path(a.Settings.TorchSource.Location))
+		got, err := a.pip(ctx, box, venv, env, slices.Concat([]string{"--no-deps", "--no-index", "--find-links", wheels}, a.Torch))
+		if err != nil {
+			return nil, err
+		}
+		lock = append(lock, got...)
+		// The folder need not have what torch itself requires.
+		if got, err = a.pip(ctx, box, venv, env, slices.Concat(a.indexArgs(), []string{"--find-links", wheels}, a.Torch)); err != nil {
+			return nil, err
+		}
+		lock = append(lock, got...)
+	default:
+		got, err := a.pip(ctx, box, venv, env, slices.Concat([]string{"--index-url", a.TorchIndex}, a.Torch))
+		if err != nil {
+			return nil, err
+		}
+		lock = append(lock, got...)
+	}
+	hold, err := a.holdTorch(ctx, box, venv, scripts)
+	if err != nil {
+		return nil, err
+	}
+	if len(deps) > 0 {
+		got, err := a.pip(ctx, box, venv, env, slices.Concat(a.indexArgs(), hold, deps))
+		if err != nil {
+			return nil, err
+		}
+		lock = append(lock, got...)
+	}
+	return lock, nil
+}
+
+// installer finds or makes the pip that fills all environments of this Python and image:
+// a recent one, outside of the environments, so that they hold what the row asks for
+// and nothing else.
+func (a *attempt) installer(ctx context.Context, box Box, scripts string) error {
+	key := sha256.Sum256([]byte(a.facts.PythonFull + "\n" + a.facts.Executable + "\n" + box.Image()))
+	dir := filepath.Join(a.opts.cacheDir(), "pip-"+hex.EncodeToString(key[:8]))
+	a.pipHome = dir
+	lock, err := fsx.Lock(ctx, dir+".lock")
+	if err != nil {
+		return err
+	}
+	defer lock.Unlock() //nolint:errcheck // nothing was written under it
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	temp, err := fsx.MkdirTemp(dir)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	env := a.baseEnv(box, a.home(), a.temp())
+	a.netEnv(box, env)
+	for _, argv := range [][]string{
+		{a.python, "-I", "-m", "venv", box.Inside(temp)},
+		slices.Concat([]string{venvPython(box, temp), "-m", "pip", "install", "--upgrade"}, a.indexArgs(), []string{"pip"}),
+	} {
+		if _, err := a.command(ctx, box, Command{Argv: argv, Dir: scripts, Env: sortedEnv(env), Network: true}); err != nil {
+			return err
+		}
+	}
+	return fsx.RenameDir(temp, dir, fsx.RenameDirOptions{})
+}
+
+// holdTorch returns pip arguments that keep the installed torch as it is.
+func (a *attempt) holdTorch(ctx context.Context, box Box, venv, scripts string) ([]string, error) {
+	if len(a.Torch) == 0 {
+		return nil, nil
+	}
+	version, err := a.torchVersion(ctx, box, venv, scripts)
+	if err != nil {
+		return nil, err
+	}
+	if version == "" {
+		return nil, fault("no-torch", "torch is missing", "install torch in the image, or choose another torch_source", "%s has no torch", a.where())
+	}
+	constraints := filepath.Join(filepath.Dir(venv), "constraints.txt")
+	if err := os.WriteFile(constraints, []byte("torch=="+version+"\n"), 0o666); err != nil {
+		return nil, err
+	}
+	return []string{"--constraint", box.Inside(constraints)}, nil
+}
+
+func (a *attempt) where() string {
+	if a.Image != "" {
+		return "the image " + a.Image
+	}
+	return "this machine's Python " + a.Row.Python
+}
+
+// torchVersion returns the version of the installed torch, without importing it.
+func (a *attempt) torchVersion(ctx context.Context, box Box, venv, scripts string) (string, error) {
+	var f facts
+	env := sortedEnv(a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(venv), "bin")))
+	if err := a.script(ctx, box, venvPython(box, venv), scripts, "facts.py", env, &f, "-", "-"); err != nil {
+		return "", err
+	}
+	return f.Packages["torch"], nil
+}
+
+func (a *attempt) indexArgs() []string {
+	if a.opts.Network.IndexURL == "" {
+		return nil
+	}
+	return []string{"--index-url", a.opts.Network.IndexURL}
+}
+
+// Installed is one package of an environment, pinned by what pip downloaded.
+type Installed struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	URL     string `json:"url,omitempty"`
+	SHA256  string `json:"sha256,omitempty"`
+}
+
+// pip installs requirements and returns what it installed.
+func (a *attempt) pip(ctx context.Context, box Box, venv string, env map[string]string, args []string) ([]Installed, error) {
+	report := filepath.Join(filepath.Dir(venv), "pip-report.json")
+	os.Remove(report)
+	argv := []string{venvPython(box, a.pipHome), "-m", "pip", "--python", venvPython(box, venv), "install", "--no-compile", "--report", box.Inside(report)}
+	if _, err := a.command(ctx, box, Command{Argv: append(argv, args...), Dir: filepath.Dir(venv), Env: sortedEnv(env), Network: true}); err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(report)
+	if err != nil {
+		return nil, err
+	}
+	var r struct {
+		Install []struct {
+			Metadata struct {
+				Name    string `json:"name"`
+				Version string `json:"version"`
+			} `json:"metadata"`
+			Download struct {
+				URL     string `json:"url"`
+				Archive struct {
+					Hashes map[string]string `json:"hashes"`
+				} `json:"archive_info"`
+			} `json:"download_info"`
+		} `json:"install"`
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("read pip's report: %w", err)
+	}
+	out := make([]Installed, len(r.Install))
+	for i, p := range r.Install {
+		out[i] = Installed{wheel.NormalizeName(p.Metadata.Name), p.Metadata.Version, p.Download.URL, p.Download.Archive.Hashes["sha256"]}
+	}
+	return out, nil
+}

@@ -1,0 +1,87 @@
+package build
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/kiln-build/kiln/internal/fsx"
+)
+
+// shellFile remembers how to get into the environment of a failed row.
+const shellFile = "shell.json"
+
+type shellSpec struct {
+	Sandbox string     `json:"sandbox"`
+	Image   string     `json:"image"`
+	Setup   [][]string `json:"setup,omitempty"`
+	Mounts  []Mount    `json:"mounts"`
+	Dir     string     `json:"dir"`
+	Env     []string   `json:"env"`
+	Stage   string     `json:"stage"`
+}
+
+// keepShell leaves what `kiln shell` needs in the work folder of a failed row.
+func (a *attempt) keepShell() {
+	if a.box == nil {
+		return
+	}
+	spec := shellSpec{
+		Sandbox: a.Sandbox, Image: a.Image, Setup: a.Settings.ImageSetup, Dir: a.source(), Stage: a.stage,
+		Mounts: []Mount{{Host: a.work, Inside: insideWork}, {Host: a.opts.cacheDir(), Inside: insideCache}},
+	}
+	env, err := a.buildEnv()
+	if err != nil {
+		return
+	}
+	a.netEnv(a.box, env)
+	env["TERM"] = "xterm"
+	spec.Env = sortedEnv(env)
+	if c := a.opts.Network.CertFile; c != "" {
+		spec.Mounts = append(spec.Mounts, Mount{Host: c, Inside: insideCert, ReadOnly: true})
+	}
+	text, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return
+	}
+	// Without it there is no shell, and the failure itself is what matters now.
+	_ = fsx.WriteFile(filepath.Join(a.work, shellFile), text, 0o666)
+}
+
+// ErrNoShell says that a row has no environment to enter.
+var ErrNoShell = errors.New("no environment is kept")
+
+// Shell returns the command that opens a shell in the kept environment of a failed row.
+func Shell(ctx context.Context, stateDir, row string, sandboxes func(name string) (Sandboxes, error)) (argv []string, err error) {
+	stateDir, err = filepath.Abs(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(stateDir, "work", row, shellFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w; it is kept when a row fails after its preparation", row, ErrNoShell)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var spec shellSpec
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return nil, fmt.Errorf("%s: %w", shellFile, err)
+	}
+	makers, err := sandboxes(spec.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	box, err := makers.Open(ctx, BoxSpec{Name: row + "-shell", Owner: "shell", Image: spec.Image, Setup: spec.Setup, Mounts: spec.Mounts, Log: os.Stderr})
+	if err != nil {
+		return nil, err
+	}
+	return box.Shell(spec.Dir, spec.Env), nil
+}
+
+func newID() string { return rand.Text() }

@@ -1,0 +1,244 @@
+package build
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// TestResult is the verdict of the test stage: "passed", "failed" or "not run" (Why).
+type TestResult struct {
+	Result string `json:"result"`
+	Why    string `json:"why,omitempty"`
+	Image  string `json:"image,omitempty"`
+	// NetworkOff says that the imports really had no network.
+	NetworkOff bool              `json:"network_off"`
+	Seconds    float64           `json:"seconds,omitempty"`
+	Versions   map[string]string `json:"versions,omitempty"`
+	// Modules are the compiled modules with the files they were loaded from.
+	Modules   map[string]string `json:"modules,omitempty"`
+	Values    map[string]string `json:"values,omitempty"`
+	Installed []Installed       `json:"installed,omitempty"`
+}
+
+// smokeTask is what python/smoke.py reads.
+type smokeTask struct {
+	Distribution string   `json:"distribution"`
+	Torch        bool     `json:"torch"`
+	Imports      []string `json:"imports"`
+	Expressions  []string `json:"expressions"`
+	Native       []string `json:"native"`
+}
+
+type smokeVerdict struct {
+	OK       bool              `json:"ok"`
+	Step     string            `json:"step"`
+	Error    string            `json:"error"`
+	Versions map[string]string `json:"versions"`
+	Modules  map[string]string `json:"modules"`
+	Values   map[string]string `json:"values"`
+}
+
+// test installs and imports the wheel in a runtime environment: another one than that
+// of the build, without compilers, with the wheel read-only and torch held fast.
+func (a *attempt) test(ctx context.Context) error {
+	i := slices.IndexFunc(a.files, func(f string) bool { return strings.HasSuffix(f, ".whl") })
+	if i < 0 {
+		return skip("there is no wheel")
+	}
+	if a.Settings.Test.RequiresGPU && !a.opts.HaveGPU {
+		a.record.Test = TestResult{Result: "not run", Why: "the test needs a GPU, and this machine has none"}
+		return skip("%s", a.record.Test.Why)
+	}
+	start := time.Now()
+	if limit := time.Duration(a.Settings.Test.Timeout); limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("the test took longer than %s (test.timeout)", limit))
+		defer cancel()
+	}
+	err := a.testWheel(ctx, a.files[i])
+	a.record.Test.Seconds = time.Since(start).Seconds()
+	if err == nil {
+		a.record.Test.Result = "passed"
+		return nil
+	}
+	a.record.Test.Result, a.record.Test.Why = "failed", err.Error()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fault("test-timeout", "the test took too long", "raise test: {timeout: …} in packages.yml if it needs the time", "%v", context.Cause(ctx))
+	}
+	return err
+}
+
+func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
+	dir := a.testDir()
+	scripts := filepath.Join(dir, "scripts")
+	if err := writeScripts(scripts); err != nil {
+		return err
+	}
+	empty := filepath.Join(dir, "cwd") // nothing can be imported from it
+	if err := os.MkdirAll(empty, 0o777); err != nil {
+		return err
+	}
+	box, err := a.open(ctx, "test", a.TestImage, a.testSetup(), []Mount{
+		{Host: dir, Inside: insideTest},
+		{Host: filepath.Dir(wheelFile), Inside: insideOut, ReadOnly: true},
+		{Host: a.home(), Inside: insideTest + "-home"},
+		{Host: a.temp(), Inside: insideTest + "-tmp"},
+	})
+	if err != nil {
+		return err
+	}
+	a.record.Test.Image, a.record.Test.NetworkOff = box.Image(), box.NetworkOff()
+	if a.python, err = a.findPython(ctx, box, scripts); err != nil {
+		return err
+	}
+	venv := filepath.Join(dir, "venv")
+	installed, err := a.environment(ctx, box, venv, scripts, a.Settings.Test.Requires)
+	if err != nil {
+		return err
+	}
+	before, err := a.torchVersion(ctx, box, venv, scripts)
+	if err != nil {
+		return err
+	}
+	hold, err := a.holdTorch(ctx, box, venv, scripts)
+	if err != nil {
+		return err
+	}
+	env := a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(venv), "bin"))
+	a.netEnv(box, env)
+	got, err := a.pip(ctx, box, venv, env, slices.Concat(a.indexArgs(), hold, []string{box.Inside(wheelFile)}))
+	if err != nil {
+		return err
+	}
+	a.record.Test.Installed = append(installed, got...)
+	after, err := a.torchVersion(ctx, box, venv, scripts)
+	if err != nil {
+		return err
+	}
+	if before != after {
+		return fault("torch-replaced", "installing the wheel replaced torch", "the wheel's own requirements ask for another torch; see runtime_torch in packages.yml",
+			"torch %s became %s", before, after)
+	}
+	return a.smoke(ctx, box, venv, scripts, empty)
+}
+
+// testSetup completes the test image as the build image only if it is the same one.
+func (a *attempt) testSetup() [][]string {
+	if a.TestImage == a.Image {
+		return a.Settings.ImageSetup
+	}
+	return nil
+}
+
+func (a *attempt) smoke(ctx context.Context, box Box, venv, scripts, cwd string) error {
+	task := smokeTask{
+		Distribution: a.Row.Package, Torch: len(a.Torch) > 0, Imports: a.Settings.Test.Imports,
+		Expressions: append([]string{}, a.Settings.Test.Expressions...), Native: append([]string{}, a.record.NativeModules...),
+	}
+	text, err := json.Marshal(task)
+	if err != nil {
+		return err
+	}
+	in, out := filepath.Join(scripts, "task.json"), filepath.Join(scripts, "verdict.json")
+	if err := os.WriteFile(in, text, 0o666); err != nil {
+		return err
+	}
+	env := a.baseEnv(box, a.home(), a.temp())
+	// No folder with a compiler: a package that would compile at import must fail here.
+	env["PATH"] = path.Join(box.Inside(venv), "bin")
+	env["CUDA_VISIBLE_DEVICES"] = ""
+	if a.opts.HaveGPU {
+		delete(env, "CUDA_VISIBLE_DEVICES")
+	}
+	_, failed := a.command(ctx, box, Command{
+		Argv: []string{venvPython(box, venv), "-I", box.Inside(filepath.Join(scripts, "smoke.py")), box.Inside(in), box.Inside(out)},
+		Dir:  cwd, Env: sortedEnv(env),
+	})
+	var v smokeVerdict
+	text, err = os.ReadFile(out)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && failed != nil:
+		return failed // died without a word
+	case err != nil:
+		return err
+	}
+	if err := json.Unmarshal(text, &v); err != nil {
+		return fmt.Errorf("verdict of the smoke test: %w", err)
+	}
+	a.record.Test.Versions, a.record.Test.Modules, a.record.Test.Values = v.Versions, v.Modules, v.Values
+	if failed != nil {
+		return failed
+	}
+	if !v.OK {
+		return fmt.Errorf("%s: %s", v.Step, v.Error)
+	}
+	if a.Native && len(a.record.NativeModules) > 0 && len(v.Modules) == 0 {
+		return errors.New("no compiled module of the wheel was loaded")
+	}
+	return nil
+}
+
+// TestWheel tests a wheel that was built elsewhere as a row is tested, in environments
+// of opts.Sandboxes, and returns the verdict. The error is a [RowError] if it failed.
+func TestWheel(ctx context.Context, file string, settings matrix.Settings, row matrix.Row, opts Options) (TestResult, error) {
+	if err := opts.fill(); err != nil {
+		return TestResult{}, err
+	}
+	file, err := filepath.Abs(file)
+	if err != nil {
+		return TestResult{}, err
+	}
+	recipe, err := NewRecipe(row, settings, Source{}, opts.Recipe)
+	if err != nil {
+		return TestResult{}, err
+	}
+	if opts.owner, err = newID(), os.MkdirAll(opts.StateDir, 0o777); err != nil {
+		return TestResult{}, err
+	}
+	dir, err := os.MkdirTemp(opts.StateDir, "test-")
+	if err != nil {
+		return TestResult{}, err
+	}
+	a := &attempt{Recipe: recipe, opts: &opts, given: file, work: filepath.Join(dir, "work")}
+	a.try = engine.NewAttempt(engine.Job{ID: row.ID, Resources: opts.resources(settings)}, 1, dir, opts.OnEvent)
+	logFile, err := a.try.OpenLog()
+	if err != nil {
+		return TestResult{}, err
+	}
+	defer logFile.Close()
+	a.log = &tailWriter{to: logFile}
+	if err = errors.Join(a.run(ctx), a.close(ctx)); err != nil {
+		return a.record.Test, err // the folder stays: it has the log
+	}
+	return a.record.Test, os.RemoveAll(dir)
+}
+
+// takeGiven looks into a wheel from elsewhere.
+func (a *attempt) takeGiven(context.Context) error {
+	r, err := wheel.Open(a.given)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	m, err := r.Metadata()
+	if err != nil {
+		return err
+	}
+	a.record.Requires = m.RequiresDist()
+	a.record.TopLevel, a.record.NativeModules = modules(r)
+	a.files = []string{a.given}
+	return nil
+}

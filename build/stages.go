@@ -1,0 +1,192 @@
+package build
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/fsx"
+)
+
+// stage is one step of an attempt.
+type stage struct {
+	name  string
+	doing string
+	run   func(*attempt, context.Context) error
+}
+
+// stages is the way of every row, in order. Reading this list is reading the product.
+var stages = []stage{
+	// Finds out whether the files of an earlier build still stand, then only tests again.
+	{"reuse", "looking for files of an earlier build", (*attempt).reuse},
+	// Copies the exact source into the row's folder and applies the patches.
+	{"fetch", "fetching the source", (*attempt).fetch},
+	// Makes the build environment: image, Python, virtual environment, torch, then the rest.
+	{"prepare", "preparing the build environment", (*attempt).prepare},
+	// Compares what is really there with what the row says, before minutes are spent.
+	{"preflight", "checking tools and versions", (*attempt).preflight},
+	// Runs the front-end, cut off from the network, with nothing of the outer environment.
+	{"compile", "building the wheel", (*attempt).compile},
+	// Takes exactly the files that the row promises and looks at what they are.
+	{"collect", "collecting the files", (*attempt).collect},
+	// Reads the binaries: will this load on the machine it is meant for.
+	{"audit", "auditing the wheel", (*attempt).audit},
+	// Installs and imports the wheel in an environment without compilers.
+	{"test", "testing the wheel", (*attempt).test},
+	// Puts the files into dist/, with their record.
+	{"store", "storing the files", (*attempt).store},
+}
+
+func (a *attempt) reuse(ctx context.Context) error {
+	if !a.opts.Rebuild && a.given == "" {
+		if old, err := readRecord(a.opts.recordPath(a.Row.ID)); err == nil && old.Recipe.BuildDigest == a.BuildDigest && a.opts.intact(old.Files) == nil {
+			a.reused = true
+			for _, f := range old.Files {
+				a.files = append(a.files, filepath.Join(a.opts.DistDir, f.Name))
+			}
+			a.record.Files, a.record.TopLevel, a.record.Requires, a.record.NativeModules = old.Files, old.TopLevel, old.Requires, old.NativeModules
+			a.record.BuiltBy = old.builtBy()
+		}
+	}
+	if err := os.RemoveAll(a.work); err != nil {
+		return err
+	}
+	for _, dir := range []string{a.out(), a.home(), a.temp(), a.testDir(), a.opts.cacheDir()} {
+		if err := os.MkdirAll(dir, 0o777); err != nil {
+			return err
+		}
+	}
+	switch {
+	case a.given != "":
+		a.reused = true
+		return a.takeGiven(ctx)
+	case a.reused:
+		return nil
+	case a.opts.Retest:
+		return fault("not-built", "there is nothing to test", "build the row first: kiln build "+a.Row.ID, "%s is not in %s as this configuration would build it", a.Files[0], a.opts.DistDir)
+	}
+	return skip("there are none")
+}
+
+// unlessReused skips the stages that make files when they are there.
+func (a *attempt) unlessReused() error {
+	if a.reused {
+		return skip("the files of an earlier build stand")
+	}
+	return nil
+}
+
+func (a *attempt) fetch(ctx context.Context) error {
+	if err := a.unlessReused(); err != nil {
+		return err
+	}
+	if need := a.Settings.Resources.DiskBytes; need > 0 {
+		if free, err := fsx.FreeSpace(a.work); err == nil && free < need {
+			return engine.Fail(engine.CauseDisk, fmt.Errorf("%s has %d MB free, and the row needs %d MB", a.work, free/1e6, need/1e6))
+		}
+	}
+	epoch, err := a.opts.sources.fetch(ctx, a.Source, a.source())
+	if err != nil {
+		return err
+	}
+	a.epoch = epoch
+	for _, p := range a.Settings.Patches {
+		if err := a.patch(p.File, p.Find, p.Replace, p.Count); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// patch replaces text in one file of the source copy. Changing nothing is an error.
+func (a *attempt) patch(file, find, replace string, want int) error {
+	const title = "a patch did not apply"
+	root, err := os.OpenRoot(a.source())
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	text, err := root.ReadFile(filepath.FromSlash(file))
+	if err != nil {
+		return fault("patch", title, "give the path relative to the source in build.patches", "%v", err)
+	}
+	n := strings.Count(string(text), find)
+	switch {
+	case n == 0:
+		return fault("patch", title, "change or remove the patch in packages.yml; the text may differ in this version", "%s does not contain %q", file, find)
+	case want > 0 && n != want:
+		return fault("patch", title, "change count or find of the patch in packages.yml", "%s contains %q %d times, want %d", file, find, n, want)
+	}
+	info, err := root.Stat(filepath.FromSlash(file))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(a.log, "patched %s in %d places\n", file, n)
+	a.record.Patches = append(a.record.Patches, PatchRecord{File: file, Places: n})
+	return root.WriteFile(filepath.FromSlash(file), []byte(strings.ReplaceAll(string(text), find, replace)), info.Mode())
+}
+
+// store moves the files into dist/ and writes the record. The record comes last: a file
+// without one is not a result.
+func (a *attempt) store(context.Context) error {
+	if a.given != "" {
+		return skip("the wheel stays where it is")
+	}
+	a.record.Finished = nowUTC()
+	a.record.PeakMemoryBytes = a.peak
+	if err := os.MkdirAll(a.opts.DistDir, 0o777); err != nil {
+		return err
+	}
+	if !a.reused {
+		for i, path := range a.files {
+			if err := a.opts.place(path, a.record.Files[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return writeRecord(a.opts.recordPath(a.Row.ID), &a.record)
+}
+
+// place moves a finished file into dist/ without ever replacing one that kiln did not
+// make: an older result of the same name is moved aside, a stranger is an error.
+func (o *Options) place(path string, file FileRecord) error {
+	to := filepath.Join(o.DistDir, file.Name)
+	sum, size, err := hashFile(to)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return err
+	case sum == file.SHA256 && size == file.Size:
+		return nil // the same bytes: an attempt that was killed after this step
+	default:
+		if !o.made(file.Name, sum) {
+			return fault("dist-conflict", "a file in dist/ is in the way", "move it away, or remove it", "%s has other bytes and was not built by kiln", to)
+		}
+		aside := filepath.Join(o.StateDir, "replaced", sum)
+		if err := os.MkdirAll(aside, 0o777); err != nil {
+			return err
+		}
+		if err := os.Rename(to, filepath.Join(aside, file.Name)); err != nil {
+			return err
+		}
+	}
+	// Through a copy beside the target, since the state folder may be on another disk.
+	from, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	f, err := fsx.Create(to)
+	if err != nil {
+		return err
+	}
+	defer f.Abort() //nolint:errcheck // nothing to do after Commit
+	if _, err := from.WriteTo(f); err != nil {
+		return err
+	}
+	return f.Commit()
+}

@@ -1,0 +1,409 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/matrix"
+)
+
+// buildFlags are the flags of commands that run rows.
+type buildFlags struct {
+	plan planFlags
+
+	runner, memory, dist, state string
+	jobs, cpus                  int
+	rebuild, failFast, keepWork bool
+
+	indexURL, torchIndex, image string
+	engineArgs, containerArgs   []string
+	containerNetwork            string
+}
+
+func (f *buildFlags) register(cmd *cobra.Command) {
+	f.plan.register(cmd)
+	flags := cmd.Flags()
+	flags.StringVar(&f.runner, "runner", "host", "where rows are built: host, podman or docker")
+	flags.IntVar(&f.jobs, "jobs", 0, "rows at once, at most (default: as many as memory and processors allow)")
+	flags.IntVar(&f.cpus, "cpus", 0, "processors that rows may use together (default: all)")
+	flags.StringVar(&f.memory, "memory", "", "memory that rows may use together, such as 16GiB (default: what is free, less a reserve)")
+	flags.StringVar(&f.dist, "dist", "", "the `folder` for finished files (default: dist beside packages.yml)")
+	flags.StringVar(&f.state, "state", "", "the `folder` for journal, logs and caches (default: .kiln beside packages.yml)")
+	flags.BoolVar(&f.failFast, "fail-fast", false, "stop at the first row that fails")
+	flags.BoolVar(&f.keepWork, "keep-work", false, "keep the work folders of rows that succeed, too")
+	flags.StringVar(&f.indexURL, "index-url", "", "the package `index` for everything but torch (default: pip's)")
+	flags.StringVar(&f.torchIndex, "torch-index", "", "the `address` below which torch's indexes are (default "+build.DefaultTorchIndex+")")
+	flags.StringVar(&f.image, "default-image", "", "`image` of CUDA rows that name none (default "+build.DefaultImage+")")
+	flags.StringArrayVar(&f.engineArgs, "engine-arg", nil, "an `argument` for every call of podman or docker, such as --runtime=runc")
+	flags.StringArrayVar(&f.containerArgs, "container-arg", nil, "an `argument` for every container, such as --device=nvidia.com/gpu=all")
+	flags.StringVar(&f.containerNetwork, "container-network", "", "the network of containers that may have one (default: the engine's)")
+	complete(cmd, "runner", "host", "podman", "docker")
+	for _, name := range []string{"dist", "state"} {
+		_ = cmd.MarkFlagDirname(name)
+	}
+}
+
+// folder is that of packages.yml.
+func (f *buildFlags) folder() string {
+	if f.plan.file == "-" {
+		return "."
+	}
+	return filepath.Dir(f.plan.file)
+}
+
+func (f *buildFlags) stateDir() string {
+	if f.state != "" {
+		return f.state
+	}
+	return filepath.Join(f.folder(), ".kiln")
+}
+
+// options fills the options of package build from flags and environment.
+func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, error) {
+	opts := build.Options{
+		Dir: f.folder(), StateDir: f.stateDir(), DistDir: f.dist, Jobs: f.jobs, CPU: f.cpus, Rebuild: f.rebuild, FailFast: f.failFast, KeepWork: f.keepWork,
+		Recipe: build.RecipeOptions{TorchIndex: f.torchIndex, DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: haveGPU(), Log: a.log,
+	}
+	var err error
+	if f.memory != "" {
+		if opts.MemoryBytes, err = matrix.ParseSize(f.memory); err != nil {
+			return opts, fmt.Errorf("--memory: %w", err)
+		}
+	}
+	if opts.Compat, err = f.plan.compatTable(); err != nil {
+		return opts, err
+	}
+	opts.Network = networkSettings(ctx, f.indexURL)
+	opts.Sandboxes, err = f.sandboxes(a, f.runner, opts.Network)
+	return opts, err
+}
+
+func (f *buildFlags) sandboxes(a *app, name string, network build.Network) (build.Sandboxes, error) {
+	switch name {
+	case "host":
+		return build.Host(build.HostOptions{}), nil
+	case "podman", "docker":
+		return build.Container(build.ContainerOptions{
+			Engine: name, EngineArgs: f.engineArgs, ExtraArgs: f.containerArgs, Network: f.containerNetwork,
+			CABundle: network.CertFile, NetworkEnv: network.Proxies, LockDir: filepath.Join(f.stateDir(), "locks"), Log: a.log,
+		}), nil
+	case "slurm":
+		return nil, errors.New("--runner slurm is not there yet; use host, podman or docker")
+	}
+	return nil, fmt.Errorf("--runner %q: use host, podman or docker", name)
+}
+
+// rows plans and returns the rows that were asked for by name, or all.
+func (a *app) selectRows(p *planned, names []string) ([]matrix.Row, error) {
+	if p.plan.Findings.HasErrors() {
+		a.printDiagnostics(p.plan.Findings, p.sources)
+		return nil, &diag.ListError{Diagnostics: p.plan.Findings}
+	}
+	if len(names) == 0 {
+		return p.plan.Rows, nil
+	}
+	var rows []matrix.Row
+	for _, name := range names {
+		found := false
+		for _, row := range p.plan.Rows {
+			if ok, err := path.Match(name, row.ID); err != nil {
+				return nil, fmt.Errorf("row %q: %w", name, err)
+			} else if !ok {
+				continue
+			}
+			found = true
+			if !slices.ContainsFunc(rows, func(r matrix.Row) bool { return r.ID == row.ID }) {
+				rows = append(rows, row)
+			}
+		}
+		if !found {
+			ids := make([]string, len(p.plan.Rows))
+			for i := range p.plan.Rows {
+				ids[i] = p.plan.Rows[i].ID
+			}
+			hint := "`kiln plan` lists them"
+			if near := diag.Suggest(name, ids); near != "" {
+				hint = "did you mean " + near + "?"
+			}
+			return nil, fmt.Errorf("the plan has no row %s\n  %s", name, hint)
+		}
+	}
+	return rows, nil
+}
+
+func (a *app) buildCommand() *cobra.Command {
+	var flags buildFlags
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "build [ROW…]",
+		Short: "Build, test and audit the wheels that are missing",
+		Long: `Builds every row of the plan that is not there yet, or the rows given by id, which may
+contain *. Each row goes through its stages in an environment of its own; its files come
+into dist/ when they have passed the test. One failed row never stops another.
+
+It may be stopped or killed at any time: the next kiln build continues.`,
+		Example: `  kiln build
+  kiln build --select "cuda>=12.8" --runner podman
+  kiln build 'exllamav2-*-cp313-*' --jobs 1`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := flags.plan.load(a.stdin)
+			if err != nil {
+				return err
+			}
+			rows, err := a.selectRows(p, args)
+			if err != nil {
+				return err
+			}
+			if len(rows) == 0 {
+				fmt.Fprintln(a.stderr, "kiln: nothing to do: the plan has no rows")
+				return nil
+			}
+			opts, err := a.buildOptions(cmd.Context(), &flags)
+			if err != nil {
+				return err
+			}
+			view := newBuildView(ui.NewLive(a.stderr, a.err), rows, p.plan)
+			opts.OnEvent = view.event
+			stop := view.start()
+			result, err := build.Run(cmd.Context(), p.plan, rows, opts)
+			stop()
+			if result == nil {
+				return err
+			}
+			if asJSON {
+				if err := a.printJSON(jsonResult(result)); err != nil {
+					return err
+				}
+			} else if err := a.printResult(result); err != nil {
+				return err
+			}
+			if err != nil {
+				return err
+			}
+			if failed := result.Count(engine.StatusFailed, engine.StatusCanceled); failed > 0 {
+				return rowsFailedError{fmt.Errorf("%s of %d failed", ui.Count(failed, "row"), len(rows))}
+			}
+			return nil
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().BoolVar(&flags.rebuild, "rebuild", false, "build also what is there already")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
+	return cmd
+}
+
+// rowJSON is one row of the result for machines.
+type rowJSON struct {
+	ID     string             `json:"id"`
+	Status engine.Status      `json:"status"`
+	Reason string             `json:"reason,omitempty"`
+	Cause  engine.Cause       `json:"cause,omitempty"`
+	Wall   float64            `json:"seconds"`
+	Peak   int64              `json:"peak_memory_bytes,omitempty"`
+	Tries  int                `json:"attempts"`
+	Test   string             `json:"test,omitempty"`
+	Files  []build.FileRecord `json:"files"`
+	Dir    string             `json:"attempt_dir,omitempty"`
+	// Diagnosis is the id of the cause of a failure; docs/diagnoses.md lists them.
+	Diagnosis string `json:"diagnosis,omitempty"`
+}
+
+func jsonResult(result *build.Result) any {
+	rows := make([]rowJSON, len(result.Rows))
+	for i, r := range result.Rows {
+		rows[i] = rowJSON{
+			ID: r.Row.ID, Status: r.Status, Reason: r.Reason, Cause: r.Cause, Wall: r.Wall.Seconds(), Peak: r.JobReport.Result.PeakMemoryBytes,
+			Tries: r.Attempts, Files: []build.FileRecord{}, Dir: r.Dir,
+		}
+		if r.Record != nil {
+			rows[i].Test, rows[i].Files = r.Record.Test.Result, r.Record.Files
+		}
+		if e, ok := errors.AsType[*build.RowError](r.Err); ok {
+			rows[i].Diagnosis = e.Diagnosis.ID
+		}
+	}
+	return map[string]any{"rows": rows, "started": result.Started, "ended": result.Ended}
+}
+
+// printResult prints the summary table, then the reasons of failures in full.
+func (a *app) printResult(result *build.Result) error {
+	table := ui.NewTable("ROW", "RESULT", "TEST", ">TIME", ">PEAK", ">SIZE")
+	for _, r := range result.Rows {
+		test, size, peak := "", "", ""
+		if r.Record != nil {
+			test = r.Record.Test.Result
+			var n int64
+			for _, f := range r.Record.Files {
+				n += f.Size
+			}
+			size = ui.Bytes(n)
+		}
+		if n := r.JobReport.Result.PeakMemoryBytes; n > 0 {
+			peak = ui.Bytes(n)
+		}
+		table.Add(r.Row.ID, string(r.Status), test, ui.Duration(r.Wall), peak, size)
+	}
+	if err := table.Write(a.stdout, a.out); err != nil {
+		return err
+	}
+	for _, r := range result.Rows {
+		if (r.Status == engine.StatusFailed || r.Status == engine.StatusSkipped) && r.Reason != "" {
+			fmt.Fprintf(a.stdout, "\n%s: %s\n", r.Status, strings.TrimSpace(r.Reason))
+		}
+	}
+	done, reused := result.Count(engine.StatusDone), result.Count(engine.StatusReused)
+	fmt.Fprintf(a.stdout, "\n%d built, %d already there, %d failed, %d skipped in %s\n", done, reused,
+		result.Count(engine.StatusFailed, engine.StatusCanceled), result.Count(engine.StatusSkipped), ui.Duration(result.Ended.Sub(result.Started)))
+	return nil
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	var state string
+	var watch, asJSON bool
+	cmd := &cobra.Command{
+		Use:     "status",
+		Short:   "Show how far the last or the current build is",
+		Example: "  kiln status --watch",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asJSON {
+				s, err := engine.ReadState(state)
+				if err != nil {
+					return err
+				}
+				return a.printJSON(s)
+			}
+			live := ui.NewLive(a.stdout, a.out)
+			for {
+				s, err := engine.ReadState(state)
+				if err != nil {
+					return err
+				}
+				lines := statusLines(state, s)
+				owner, active := engine.Active(state)
+				if active {
+					lines = append(lines, "", "at work: "+owner)
+				}
+				if !watch || !active || !live.IsLive() {
+					for _, line := range lines {
+						fmt.Fprintln(a.stdout, line)
+					}
+					return nil
+				}
+				live.Set(lines)
+				select {
+				case <-cmd.Context().Done():
+					live.Close()
+					return cmd.Context().Err()
+				case <-time.After(time.Second):
+				}
+				live.Close()
+			}
+		},
+	}
+	cmd.Flags().StringVar(&state, "state", ".kiln", "the state `folder`")
+	cmd.Flags().BoolVar(&watch, "watch", false, "go on until the build ends")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print everything as JSON")
+	return cmd
+}
+
+func statusLines(dir string, s *engine.State) []string {
+	table := ui.NewTable("ROW", "STATE", "STAGE", ">TRY", ">TIME", ">PEAK", "REASON")
+	n := 0
+	for i := range s.Jobs {
+		j := &s.Jobs[i]
+		if !j.Current {
+			continue
+		}
+		n++
+		spent, peak := "", ""
+		switch {
+		case j.Status == engine.StatusRunning:
+			spent = ui.Duration(time.Since(j.Started))
+		case !j.Ended.IsZero() && !j.Started.IsZero():
+			spent = ui.Duration(j.Ended.Sub(j.Started))
+		}
+		if j.PeakMemoryBytes > 0 {
+			peak = ui.Bytes(j.PeakMemoryBytes)
+		}
+		stage := j.Stage
+		if j.Status == engine.StatusRunning && j.Total > 0 {
+			stage += fmt.Sprintf(" %d/%d", j.Done, j.Total)
+		}
+		reason, _, _ := strings.Cut(j.Reason, "\n")
+		table.Add(j.ID, string(j.Status), stage, fmt.Sprint(j.Attempt), spent, peak, reason)
+	}
+	if n == 0 {
+		return []string{"nothing was built in " + dir}
+	}
+	var b strings.Builder
+	_ = table.Write(&b, ui.Terminal{})
+	return strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+}
+
+// findJob returns the state of one row by its id or a pattern that fits one row only.
+func findJob(state, name string) (*engine.JobState, error) {
+	s, err := engine.ReadState(state)
+	if err != nil {
+		return nil, err
+	}
+	var found []*engine.JobState
+	var ids []string
+	for i := range s.Jobs {
+		ids = append(ids, s.Jobs[i].ID)
+		if ok, err := path.Match(name, s.Jobs[i].ID); err != nil {
+			return nil, fmt.Errorf("row %q: %w", name, err)
+		} else if ok {
+			found = append(found, &s.Jobs[i])
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		return nil, fmt.Errorf("%s fits %s; name one", name, ui.Count(len(found), "row"))
+	}
+	hint := "`kiln status` lists them"
+	if near := diag.Suggest(name, ids); near != "" {
+		hint = "did you mean " + near + "?"
+	}
+	return nil, fmt.Errorf("no row %s was ever built here\n  %s", name, hint)
+}
+
+func (a *app) logsCommand() *cobra.Command {
+	var state string
+	cmd := &cobra.Command{
+		Use:     "logs ROW",
+		Short:   "Print the log of a row's last attempt",
+		Example: "  kiln logs hello-cuda-0.1.0-cp311-linux_x86_64",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			job, err := findJob(state, args[0])
+			if err != nil {
+				return err
+			}
+			f, err := os.Open(filepath.Join(job.Dir(), engine.LogName))
+			if err != nil {
+				return fmt.Errorf("log of %s: %w", job.ID, err)
+			}
+			defer f.Close()
+			_, err = f.WriteTo(a.stdout)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&state, "state", ".kiln", "the state `folder`")
+	return cmd
+}

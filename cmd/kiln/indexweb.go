@@ -1,0 +1,237 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/web"
+)
+
+// webLimit is up to how many files an index gets pages for people unless told otherwise. Every file
+// has a page of its own; beyond this number they cost more than all that installers read, and a
+// server makes them when they are asked for.
+const webLimit = 5000
+
+// webRecord says which pages for people were written into an index, and from what.
+type webRecord struct {
+	Format string `json:"format"`
+	// Revision is that of package web; another one makes other pages.
+	Revision string `json:"revision"`
+	// Pages are those of the index as a whole.
+	Pages    []string              `json:"pages"`
+	Projects map[string]webProject `json:"projects"`
+}
+
+type webProject struct {
+	Revision string   `json:"revision"`
+	Pages    []string `json:"pages"`
+}
+
+const webFormat = "kiln-web/1"
+
+// homePages may be somebody else's: whoever has a page there keeps it.
+var homePages = []string{"404.html", "index.html"}
+
+// webWriter brings the pages for people up to date.
+type webWriter struct {
+	dir      string
+	old, now webRecord
+	foreign  map[string]bool // pages of somebody else
+}
+
+// writeWeb writes the pages for people of an index, as far as they changed. all looks at every page,
+// also those of projects that did not change.
+func (a *app) writeWeb(ctx context.Context, store *index.Store, all bool) error {
+	config, err := store.Config()
+	if err != nil {
+		return err
+	}
+	files, err := store.Files()
+	if err != nil {
+		return err
+	}
+	wanted := config.Web == index.WebOn || config.Web == "" && files <= webLimit
+	name := filepath.Join(store.Dir(), ".kiln", "web.json")
+	if _, err := os.Lstat(name); !wanted && errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	// Who comes later reads a later catalog, so that the last pages are the newest.
+	lock, err := fsx.Lock(ctx, filepath.Join(store.Dir(), ".kiln", "web.lock"))
+	if err != nil {
+		return fmt.Errorf("write pages: %w", err)
+	}
+	err = a.updateWeb(ctx, store, name, wanted, all)
+	if err := errors.Join(err, lock.Unlock()); err != nil {
+		return fmt.Errorf("write pages: %w", err)
+	}
+	return nil
+}
+
+func (a *app) updateWeb(ctx context.Context, store *index.Store, name string, wanted, all bool) error {
+	w := &webWriter{dir: store.Dir(), foreign: map[string]bool{}}
+	w.now = webRecord{Format: webFormat, Revision: web.Revision(), Projects: map[string]webProject{}}
+	data, err := os.ReadFile(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err == nil && (json.Unmarshal(data, &w.old) != nil || w.old.Format != webFormat) {
+		w.old = webRecord{Pages: homePages} // of a later version of kiln, or damaged
+	}
+	if !wanted {
+		if err := w.removeOld(); err != nil {
+			return err
+		}
+		return os.Remove(name)
+	}
+	catalog, err := store.Catalog(ctx)
+	if err != nil {
+		return err
+	}
+	if err := w.begin(name); err != nil {
+		return err
+	}
+	opts := web.Options{GPUName: gpuName, Log: a.log}
+	if !all && w.old.Revision == w.now.Revision {
+		opts.Skip = w.unchanged
+	}
+	err = web.Render(catalog, opts, func(page string, data []byte) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return w.write(catalog, page, data)
+	})
+	if err != nil {
+		return err
+	}
+	if err := w.removeOld(); err != nil {
+		return err
+	}
+	for _, page := range slices.Sorted(maps.Keys(w.foreign)) {
+		a.log.Warn("page left alone, it is not kiln's", "page", page)
+	}
+	return w.save(name, w.now)
+}
+
+// begin notes which pages may be written from now on, for the case that the end is not reached.
+func (w *webWriter) begin(name string) error {
+	claimed := slices.Clone(w.old.Pages)
+	for _, page := range homePages {
+		_, err := os.Lstat(filepath.Join(w.dir, page))
+		switch {
+		case slices.Contains(claimed, page):
+		case errors.Is(err, fs.ErrNotExist):
+			claimed = append(claimed, page)
+		default:
+			w.foreign[page] = true
+		}
+	}
+	return w.save(name, webRecord{Format: webFormat, Pages: claimed, Projects: w.old.Projects})
+}
+
+func (w *webWriter) save(name string, r webRecord) error {
+	data, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	return fsx.WriteFile(name, append(data, '\n'), 0o644)
+}
+
+// unchanged reports whether the pages of a project are as they should be, and keeps them.
+func (w *webWriter) unchanged(p *index.Project) bool {
+	have, ok := w.old.Projects[p.Name]
+	if !ok || have.Revision == "" || have.Revision != p.Revision() {
+		return false
+	}
+	w.now.Projects[p.Name] = have
+	return true
+}
+
+// write writes one page, if it is not there. Pages can be made again at any time, so that they are
+// not forced to the disk one by one.
+func (w *webWriter) write(catalog *index.Catalog, page string, data []byte) error {
+	if w.foreign[page] {
+		return nil
+	}
+	if rest, ok := strings.CutPrefix(page, "project/"); ok {
+		name, _, _ := strings.Cut(rest, "/")
+		p := w.now.Projects[name]
+		p.Revision, p.Pages = catalog.Project(name).Revision(), append(p.Pages, page)
+		w.now.Projects[name] = p
+	} else {
+		w.now.Pages = append(w.now.Pages, page)
+	}
+	target := filepath.Join(w.dir, filepath.FromSlash(page))
+	if old, err := os.ReadFile(target); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(target), 0o777); err != nil {
+		return err
+	}
+	temp := filepath.Join(w.dir, ".kiln", "web.tmp") // the lock is held
+	if err := os.WriteFile(temp, data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temp, target)
+}
+
+// removeOld removes the pages that were written before and not again.
+func (w *webWriter) removeOld() error {
+	keep := map[string]bool{}
+	for _, page := range w.now.all() {
+		keep[page] = true
+	}
+	for _, page := range w.old.all() {
+		// The record is a file that somebody may have changed.
+		if keep[page] || !fs.ValidPath(page) || !slices.Contains(homePages, page) && !slices.Contains(index.WebFolders, strings.Split(page, "/")[0]) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(w.dir, filepath.FromSlash(page))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for dir := path.Dir(page); dir != "."; dir = path.Dir(dir) {
+			if os.Remove(filepath.Join(w.dir, filepath.FromSlash(dir))) != nil {
+				break // not empty
+			}
+		}
+	}
+	return nil
+}
+
+func (r *webRecord) all() []string {
+	out := slices.Clone(r.Pages)
+	for _, p := range r.Projects {
+		out = append(out, p.Pages...)
+	}
+	return out
+}
+
+// wheelArchs returns the GPU architectures that a wheel has code for, in the spelling of the index:
+// 80, 90a, 120+ptx, gfx90a. What cannot be read is left out, as it says nothing about installing.
+func (a *app) wheelArchs(ctx context.Context, name string) []string {
+	report, err := audit.Check(ctx, name, audit.Options{NoTable: true, SkipDigests: true})
+	if err != nil {
+		a.log.Warn("GPU code not looked at", "file", filepath.Base(name), "error", err)
+		return nil
+	}
+	var out []string
+	for _, arch := range strings.Fields(strings.ToLower(report.Archs())) {
+		if !strings.HasPrefix(arch, "gfx") {
+			arch = strings.ReplaceAll(arch, ".", "")
+		}
+		out = append(out, arch)
+	}
+	return out
+}

@@ -1,0 +1,3 @@
+from ._native import targets
+
+__all__ = ["targets"]

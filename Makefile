@@ -19,7 +19,10 @@ PLATFORMS := linux/amd64 linux/arm64 windows/amd64 darwin/arm64
 
 # What the tests run against, and which missing tool makes a test fail instead of skip.
 export KILN_PYTHON ?= $(CURDIR)/$(CACHE)/venv/bin/python
-export KILN_REQUIRE ?= python,nvcc
+export KILN_OLD_PIP_PYTHON ?= $(CURDIR)/$(CACHE)/venv-old-pip/bin/python
+export KILN_UV ?= $(CURDIR)/$(CACHE)/venv/bin/uv
+comma := ,
+export KILN_REQUIRE ?= python,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple$(if $(CI),$(comma)podman$(comma)chromium)
 
 # Knobs, as in `make test PKG=./wheel/... RUN=TestVersion`.
 PKG ?= ./...
@@ -39,12 +42,12 @@ help:
 build:
 	$(GO) build $(BUILD_FLAGS) -o bin/kiln ./cmd/kiln
 
-## quickstart: build kiln and show the plan of examples/hello-cuda
+## quickstart: plan, build, audit, test, index and serve examples/hello-cuda, and install it with pip
 .PHONY: quickstart
 quickstart: build
-	bin/kiln plan -f examples/hello-cuda/packages.yml
+	@scripts/quickstart.sh
 
-## deps: install what the tests need (python, g++, a venv in .cache/venv)
+## deps: install what the tests need (python, g++, a venv in .cache/venv; in CI also podman and Chromium)
 .PHONY: deps
 deps:
 	@scripts/deps.sh
@@ -195,6 +198,31 @@ bench-model: deps build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./scripts/benchmodel -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
 	  | tee $(CACHE)/bench/model-$(subst $() ,,$(SIZE)).txt
+
+## bench-audit: auditing one large library against auditwheel and cuobjdump (LIBRARY=path)
+.PHONY: bench-audit
+bench-audit: deps build
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./scripts/benchaudit -kiln bin/kiln -library '$(LIBRARY)' | tee $(CACHE)/bench/audit.txt
+
+## bench-serve: the server against nginx and pypiserver; memory of a large upload
+.PHONY: bench-serve
+bench-serve: deps build
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./scripts/benchserve -python '$(KILN_PYTHON)' | tee $(CACHE)/bench/serve.txt
+
+## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=3)
+ROUNDS ?= 3
+.PHONY: bench-quant
+bench-quant: deps
+	@scripts/benchquant/peers.sh
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./scripts/benchquant -rounds $(ROUNDS) | tee $(CACHE)/bench/quant.txt
+
+## test-arm64: test the packages with assembly for arm64, under qemu (PKG, RUN to limit)
+.PHONY: test-arm64
+test-arm64:
+	@scripts/arm64.sh
 
 ## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
 .PHONY: fuzz

@@ -145,11 +145,12 @@ HOOK
     chmod +x "$work/torch"
     args+=(--customize-hook="$work/torch")
   fi
+  # A mirror may lag behind: how fresh its lists are matters less than whose signature they carry.
   TMPDIR=$work mmdebstrap --mode=root --format=tar --variant=minbase \
     --components=main,contrib,non-free,non-free-firmware \
     --skip=download/empty --skip=essential/unlink \
     --dpkgopt=force-unsafe-io "${args[@]}" \
-    --aptopt='Acquire::Retries "3"' --aptopt='APT::Keep-Downloaded-Packages "true"' \
+    --aptopt='Acquire::Retries "3"' --aptopt='Acquire::Check-Valid-Until "false"' --aptopt='APT::Keep-Downloaded-Packages "true"' \
     --setup-hook="$work/debs-in" \
     --include="$(IFS=, && echo "${packages[*]}")" \
     --customize-hook="$work/debs-out" \

@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
-# Installs what the tests need: Python with its headers, a C++ compiler, and the packages of
-# testdata/python/requirements.txt in .cache/venv. Does nothing if all of it is there.
+# Installs what the tests need: Python with its headers, a C++ compiler, the packages of
+# testdata/python/requirements.txt in .cache/venv, and an old pip in .cache/venv-old-pip. In CI (CI=true)
+# also Chromium, and podman with a small image: elsewhere the tests with them run where they are found.
+# Does nothing if all of it is there.
+#
+#   scripts/deps.sh          everything
+#   scripts/deps.sh python   Python and the compiler only; prints the interpreter
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -64,6 +69,10 @@ fi
 missing=()
 have_cxx || missing+=(g++)
 find_python >/dev/null || missing+=(python3 python3-venv python3-dev)
+if [ -n "${CI:-}" ] && [ "${1:-}" != python ]; then
+  command -v chromium >/dev/null || missing+=(chromium)
+  command -v npm >/dev/null || missing+=(nodejs npm)
+fi
 if [ ${#missing[@]} -gt 0 ]; then
   install "${missing[@]}"
 fi
@@ -72,8 +81,17 @@ python=$(find_python) || {
   exit 1
 }
 
+if [ "${1:-}" = python ]; then
+  command -v "$python"
+  exit
+fi
+
 # The venv is made again when the interpreter or the list of packages changes.
 made_from=$("$python" -c 'import sys; print(sys.executable, sys.version)'; cat "$requirements")
+if [ -n "${CI:-}" ]; then
+  scripts/podman.sh
+  e2e/images.sh ci
+fi
 if [ -x "$venv/bin/python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$made_from" ]; then
   exit 0
 fi
@@ -81,4 +99,8 @@ say "making $venv with $("$python" -c 'import sys; print(sys.executable)')"
 rm -rf "$venv"
 "$python" -m venv "$venv"
 "$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input install -r "$requirements"
+# The oldest pip that people still meet, as a client of the index.
+rm -rf "$venv-old-pip"
+"$python" -m venv "$venv-old-pip"
+"$venv-old-pip/bin/python" -m pip --quiet --disable-pip-version-check --no-input install pip==20.3.4
 printf '%s\n' "$made_from" >"$stamp"

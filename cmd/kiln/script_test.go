@@ -60,6 +60,7 @@ var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args [
 	"parts":    scriptParts,
 	"rows":     scriptRows,
 	"samerows": scriptSameRows,
+	"wheel":    scriptWheel,
 }
 
 // scriptExitCode runs kiln and wants it to leave with a certain code:

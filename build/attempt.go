@@ -74,6 +74,7 @@ const (
 	insideCache = "/kiln/cache"
 	insideTorch = "/kiln/torch"
 	insideCert  = "/kiln/ca.crt"
+	insideKiln  = "/kiln/bin/kiln"
 )
 
 // runAttempt carries out a recipe. It is the function of the local engine runner.
@@ -170,6 +171,9 @@ func (a *attempt) open(ctx context.Context, name, image string, setup [][]string
 	mounts = append(mounts, Mount{Host: a.opts.cacheDir(), Inside: insideCache})
 	if a.opts.Network.CertFile != "" {
 		mounts = append(mounts, Mount{Host: a.opts.Network.CertFile, Inside: insideCert, ReadOnly: true})
+	}
+	if a.opts.Kiln != "" {
+		mounts = append(mounts, Mount{Host: a.opts.Kiln, Inside: insideKiln, ReadOnly: true})
 	}
 	if t := a.Settings.TorchSource; t.Kind == "path" {
 		mounts = append(mounts, Mount{Host: a.opts.path(t.Location), Inside: insideTorch, ReadOnly: true})

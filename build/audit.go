@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
@@ -69,20 +70,34 @@ func (a *attempt) audit(ctx context.Context) error {
 }
 
 // torchSnapshot reads the symbols of the torch in the build environment. One that only
-// the image has cannot be read from here; then the audit takes what it knows of that version.
+// the image has is read in there, by this very program: it is static and runs anywhere.
 func (a *attempt) torchSnapshot(ctx context.Context) (*audit.Snapshot, error) {
-	if len(a.Torch) == 0 || a.venv == "" {
+	if len(a.Torch) == 0 || a.facts.Torch == nil || a.box == nil {
 		return nil, nil //nolint:nilnil // nothing to compare with
 	}
-	site, err := a.hostSitePackages()
-	if err != nil {
+	if site, err := a.hostSitePackages(); err == nil {
+		dir := filepath.Join(site, "torch")
+		if _, err := os.Stat(dir); err == nil {
+			return audit.TakeSnapshot(ctx, dir, audit.SnapshotOptions{})
+		}
+	}
+	if a.opts.Kiln == "" {
+		return nil, nil //nolint:nilnil // the audit takes what it knows of that version
+	}
+	out := filepath.Join(a.work, "snapshot")
+	if err := os.MkdirAll(out, 0o777); err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(site, "torch")
-	if _, err := os.Stat(dir); err != nil {
-		return nil, nil //nolint:nilnil,nilerr // torch is elsewhere
+	env := sortedEnv(a.baseEnv(a.box, a.home(), a.temp()))
+	argv := []string{a.box.Inside(a.opts.Kiln), "audit", "snapshot", path.Dir(a.facts.Torch.File), "-o", a.box.Inside(out)}
+	if _, err := a.command(ctx, a.box, Command{Argv: argv, Dir: a.work, Env: env}); err != nil {
+		return nil, err
 	}
-	return audit.TakeSnapshot(ctx, dir, audit.SnapshotOptions{})
+	made, err := filepath.Glob(filepath.Join(out, "*"))
+	if err != nil || len(made) != 1 {
+		return nil, fmt.Errorf("snapshot of torch: want one file, got %d", len(made))
+	}
+	return audit.OpenSnapshot(ctx, made[0], audit.SnapshotOptions{})
 }
 
 // severities are the rules that packages.yml judges otherwise; their names were checked

@@ -49,6 +49,9 @@ type Options struct {
 	Jobs        int
 	CPU         int
 	MemoryBytes int64
+	// Kiln is the path of the kiln program, which is static and is shown to the
+	// environments; empty means that nothing that needs it is done there.
+	Kiln string
 	// HaveGPU says that tests may use a GPU of this machine.
 	HaveGPU bool
 	// Rebuild builds also what is there already; Retest tests it again.

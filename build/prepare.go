@@ -42,6 +42,7 @@ type torchFacts struct {
 	CUDA     string `json:"cuda"`
 	HIP      string `json:"hip"`
 	CXX11ABI bool   `json:"cxx11abi"`
+	File     string `json:"file,omitempty"` // torch/__init__.py, as seen in the environment
 }
 
 func (a *attempt) prepare(ctx context.Context) error {

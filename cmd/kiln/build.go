@@ -78,6 +78,9 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 		Recipe: build.RecipeOptions{TorchIndex: f.torchIndex, DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: haveGPU(), Log: a.log,
 	}
 	var err error
+	if opts.Kiln, err = os.Executable(); err != nil {
+		return opts, err
+	}
 	if f.memory != "" {
 		if opts.MemoryBytes, err = matrix.ParseSize(f.memory); err != nil {
 			return opts, fmt.Errorf("--memory: %w", err)

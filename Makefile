@@ -88,6 +88,19 @@ e2e-build: export KILN_E2E := build
 e2e-build: deps e2e-images
 	$(GO) test ./build ./e2e -run '$(or $(RUN),^TestE2E|^TestKill)' -v -count=1 -timeout 3h
 
+## e2e-audit: compare audits with auditwheel, cuobjdump and the loader (KILN_AUDIT_PYTHON, KILN_AUDIT_PYTHONS, KILN_CUOBJDUMP; RUN=TestX)
+.PHONY: e2e-audit
+e2e-audit: export KILN_E2E := audit
+e2e-audit: export KILN_REQUIRE := cuobjdump,python3.8,python3.11,python3.12,python3.13
+e2e-audit:
+	$(GO) test ./audit -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 120m
+
+## e2e-index: all clients of the index, 100 uploads and publishes with kills (RUN=TestX to limit)
+.PHONY: e2e-index
+e2e-index: export KILN_E2E := index
+e2e-index: deps
+	$(GO) test ./index $(if $(RUN),-run '$(RUN)') -v -count=1 -timeout 60m
+
 ## e2e-model: compare compiled models with the reference and load them with exllamav2 itself (RUN=TestX to limit)
 .PHONY: e2e-model
 e2e-model: export KILN_E2E := model

@@ -20,6 +20,7 @@ import (
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/wheel"
 )
 
 const (
@@ -411,6 +412,7 @@ func TestPolicies(t *testing.T) {
 		{"GLIBC_2.28", "libc.so.6", "manylinux_2_28_x86_64"},
 		{"GLIBC_ABI_DT_RELR", "libc.so.6", "manylinux_2_36_x86_64"},
 		{"GLIBC_9.9", "libc.so.6", "linux_x86_64"},
+		{"GLIBC_", "libc.so.6", "linux_x86_64"},
 		{"GLIBCXX_3.4.32", "libstdc++.so.6", "manylinux_2_39_x86_64"},
 		{"CXXABI_1.3.9", "libstdc++.so.6", "manylinux_2_24_x86_64"},
 		{"ZLIB_1.2.9", "libz.so.1", "manylinux_2_27_x86_64"},
@@ -571,6 +573,13 @@ func FuzzObject(f *testing.F) {
 	f.Add(module(elfMaker{needed: []string{"libc.so.6"}, undefined: []string{"f@GLIBC_2.17@libc.so.6", newCheckFail}, runpath: "$ORIGIN", level: 2, rodata: "__pybind11_internals_v4__"}))
 	f.Add(elfMaker{noHeaders: true, defined: []string{"a"}}.bytes())
 	f.Add([]byte("MZ\x90\x00"))
+	for _, file := range []string{"windows.dll", "nvcc124.so", "nvcc130.a", "clang19.o", "nvcc130-size.fatbin"} {
+		data, err := os.ReadFile(filepath.Join("internal", "fatbin", "testdata", file))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := audit.CheckReader(t.Context(), bytes.NewReader(data), int64(len(data)), "lib.so", audit.Options{NoTable: true})
@@ -579,6 +588,26 @@ func FuzzObject(f *testing.F) {
 		}
 		if len(r.Objects) > 1 {
 			t.Errorf("%d objects", len(r.Objects))
+		}
+	})
+}
+
+// FuzzWheel: no archive crashes the audit, and what is wrong with it is a finding.
+func FuzzWheel(f *testing.F) {
+	f.Add(makeWheel(f, linuxWheel, map[string][]byte{moduleFile: module(elfMaker{needed: []string{"libc.so.6"}, undefined: []string{"f@GLIBC_2.17@libc.so.6"}})}))
+	f.Add(makeWheel(f, linuxWheel, map[string][]byte{"demo/__init__.py": nil, "demo/x.fatbin": []byte("\x50\xed\x55\xba\x01\x00\x10\x00")}, "Requires-Dist: torch==2.6.0"))
+	f.Add([]byte("PK\x05\x06" + strings.Repeat("\x00", 18)))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		opts := audit.Options{NoTable: true, Limits: wheel.Limits{Inflated: 1 << 20}}
+		r, err := audit.CheckReader(t.Context(), bytes.NewReader(data), int64(len(data)), linuxWheel, opts)
+		if err != nil {
+			t.Fatalf("an error, not a finding: %v", err)
+		}
+		for i := range r.Findings {
+			if _, ok := audit.LookupRule(r.Findings[i].Rule); !ok || r.Findings[i].Message == "" {
+				t.Errorf("finding %+v", r.Findings[i])
+			}
 		}
 	})
 }

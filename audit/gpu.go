@@ -220,10 +220,17 @@ func (c *checker) compareArchs(o *object, have []compat.Arch) {
 		}
 		return list[i], true
 	}
+	// Machine code for 9.0a runs on every GPU of 9.0, so it is what an entry 9.0 asks for, and
+	// what packages make of it. Its PTX is for that GPU only.
+	same := func(list []compat.Arch, a compat.Arch, suffixed bool) bool {
+		return slices.ContainsFunc(list, func(b compat.Arch) bool {
+			return a.CC() == b.CC() && b.SASS && (b.Suffix != "") == suffixed
+		})
+	}
 	var missing, extra []string
 	for _, w := range want {
 		h, _ := find(have, w.Target())
-		if w.SASS && !h.SASS {
+		if w.SASS && !h.SASS && (w.Suffix != "" || !same(have, w, true)) {
 			missing = append(missing, w.Target())
 		}
 		if w.PTX && !h.PTX {
@@ -232,7 +239,7 @@ func (c *checker) compareArchs(o *object, have []compat.Arch) {
 	}
 	for _, h := range have {
 		w, _ := find(want, h.Target())
-		if h.SASS && !w.SASS {
+		if h.SASS && !w.SASS && (h.Suffix == "" || !same(want, h, false)) {
 			extra = append(extra, h.Target())
 		}
 		if h.PTX && !w.PTX {

@@ -89,9 +89,14 @@ func TestGPU(t *testing.T) {
 			want: []string{"error arch-missing: 7.5 9.0 PTX of 9.0", "warning arch-extra: 6.0 PTX of 8.0"},
 		},
 		{
-			name: "suffixes count", files: map[string][]byte{moduleFile: cuda(elfMaker{}, recent)}, opts: audit.Options{Archs: archs(t, "9.0 10.0f 12.0+PTX")},
+			name: "9.0a runs where 9.0 does", files: map[string][]byte{moduleFile: cuda(elfMaker{}, recent)}, opts: audit.Options{Archs: archs(t, "9.0 10.0f 12.0+PTX")},
 			gpus: "9.0a 10.0f 12.0-virtual",
-			want: []string{"error arch-missing: 9.0 12.0", "warning arch-extra: 9.0a"},
+			want: []string{"error arch-missing: 12.0"},
+		},
+		{
+			name: "another suffix", files: map[string][]byte{moduleFile: cuda(elfMaker{}, recent)}, opts: audit.Options{Archs: archs(t, "9.0a 10.0a")},
+			gpus: "9.0a 10.0f 12.0-virtual",
+			want: []string{"error arch-missing: 10.0a", "warning arch-extra: 10.0f PTX of 12.0"},
 		},
 		{
 			name: "severity changed", files: map[string][]byte{moduleFile: cuda(elfMaker{}, old)},

@@ -322,7 +322,7 @@ func (r *requirements) addVersions(needs []versionNeed) {
 func (r *requirements) highest(namespace string) string {
 	best := ""
 	for _, v := range r.versions[namespace] {
-		if v[0] >= '0' && v[0] <= '9' && (best == "" || compareDotted(v, best) > 0) {
+		if v != "" && v[0] >= '0' && v[0] <= '9' && (best == "" || compareDotted(v, best) > 0) {
 			best = v
 		}
 	}

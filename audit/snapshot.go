@@ -168,7 +168,7 @@ func (s *Snapshot) encode() ([]byte, error) {
 			last = name
 		}
 	}
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBestCompression),
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression),
 		zstd.WithWindowSize(8<<20), zstd.WithEncoderConcurrency(1))
 	if err != nil {
 		return nil, err
@@ -368,6 +368,8 @@ func torchFolder(dir string) ([]torchFile, error) {
 		dir = filepath.Join(dir, "torch")
 	}
 	var files []torchFile
+	elsewhere := map[string]bool{} // real paths of libraries that lib/ only links to
+	var system string              // and the folder that they are in
 	for _, pattern := range []string{"version.py", "_C.*", "lib/*"} {
 		matches, err := filepath.Glob(filepath.Join(dir, filepath.FromSlash(pattern)))
 		if err != nil {
@@ -382,8 +384,31 @@ func torchFolder(dir string) ([]torchFile, error) {
 			if err != nil {
 				return nil, err
 			}
+			if real, err := filepath.EvalSymlinks(match); err == nil && pattern == "lib/*" && filepath.Dir(real) != filepath.Dir(match) {
+				elsewhere[real], system = true, filepath.Dir(real)
+			}
 			files = append(files, torchFile{
 				name: "torch/" + filepath.ToSlash(rel), size: info.Size(),
+				open: func() (io.ReadCloser, error) { return os.Open(match) },
+			})
+		}
+	}
+	if system == "" {
+		return files, nil
+	}
+	// A distribution has the libraries among those of the system and links to some of them only.
+	for _, pattern := range []string{"libtorch*.so.*", "libc10*.so.*"} {
+		matches, err := filepath.Glob(filepath.Join(system, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, match := range matches {
+			info, err := os.Lstat(match)
+			if err != nil || !info.Mode().IsRegular() || elsewhere[match] {
+				continue
+			}
+			files = append(files, torchFile{
+				name: "torch/lib/" + filepath.Base(match), size: info.Size(),
 				open: func() (io.ReadCloser, error) { return os.Open(match) },
 			})
 		}

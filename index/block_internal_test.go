@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,6 +24,9 @@ func testProject() *Project {
 			{
 				Filename: "flash_attn-1.0+cu128.torch2.9-py3-none-any.whl", Base: "https://example.org/", SHA256: sum("b"), Size: 123456789,
 				Metadata: sum("m"), RequiresPython: ">=3.9,<4", UploadTime: time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC),
+			},
+			{
+				Filename: "flash_attn-1.1+cu128.torch2.9-py3-none-any.whl", SHA256: sum("f"), Size: 1, Arch: []string{"80", "90a", "120+ptx"},
 			},
 			{
 				Filename: "flash_attn-2.0-py3-none-any.whl", SHA256: sum("c"), Yanked: true, YankedReason: "no \\ good", Provenance: "https://example.org/p",
@@ -67,6 +71,35 @@ func TestBlockRoundTrip(t *testing.T) {
 	}
 }
 
+// TestAppendFileLine: the quick writer writes what encoding/json would.
+func TestAppendFileLine(t *testing.T) {
+	for i, f := range testProject().Files {
+		got, err := appendFileLine(nil, &f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := fileLine{
+			Filename: f.Filename, Base: f.Base, SHA256: f.SHA256, Size: f.Size, Metadata: f.Metadata, RequiresPython: f.RequiresPython,
+			Provenance: f.Provenance, fileLineEnd: fileLineEnd{f.Coordinates, f.Arch, f.Variant},
+		}
+		if !f.UploadTime.IsZero() {
+			line.UploadTime = f.UploadTime.Format(timeFormat)
+		}
+		if f.Yanked {
+			line.Yanked = &f.YankedReason
+		}
+		var want bytes.Buffer
+		enc := json.NewEncoder(&want)
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(line); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want.String(), string(got)); diff != "" {
+			t.Errorf("file %d (-want +got):\n%s", i, diff)
+		}
+	}
+}
+
 // TestScanFileLine: the quick reader reads what the thorough one reads.
 func TestScanFileLine(t *testing.T) {
 	block, err := appendBlock(nil, testProject())
@@ -80,8 +113,8 @@ func TestScanFileLine(t *testing.T) {
 			quick++
 		}
 	}
-	if quick != 1 {
-		t.Errorf("%d lines were read quickly, want the ordinary one", quick)
+	if quick != 2 {
+		t.Errorf("%d lines were read quickly, want the two ordinary ones", quick)
 	}
 }
 
@@ -96,7 +129,7 @@ func compareLines(t *testing.T, line []byte) {
 		t.Fatalf("%s was read, but is not JSON: %v", line, err)
 	}
 	if l.Filename != quick.Filename || l.Base != quick.Base || l.SHA256 != quick.SHA256 || l.Size != quick.Size || l.Metadata != quick.Metadata ||
-		l.RequiresPython != quick.RequiresPython || l.Yanked != nil || l.Provenance != "" || !l.Built.IsZero() || l.Arch != nil || l.Variant != nil {
+		l.RequiresPython != quick.RequiresPython || l.Yanked != nil || l.Provenance != "" || !l.Built.IsZero() || !slices.Equal(l.Arch, quick.Arch) || l.Variant != nil {
 		t.Fatalf("%s: %+v, want %+v", line, quick, l)
 	}
 }

@@ -19,10 +19,24 @@ import (
 	"github.com/kiln-build/kiln/index"
 )
 
+// clientPackages are what a Python needs for the tests of clients.
+var clientPackages = []string{"pip", "uv", "twine", "pypi-simple"}
+
 // tool returns the path of a program: the one that the variable names, else a program beside the
 // Python of KILN_PYTHON. Without it the test is skipped, or fails if KILN_REQUIRE lists it.
 func tool(t *testing.T, name, variable string) string {
 	t.Helper()
+	if e2e() {
+		switch name {
+		case "old-pip":
+			return venv(t, "old-pip", "pip==22.3.1") // the first that reads metadata
+		case "python":
+			return venv(t, "clients", clientPackages...)
+		case "uv":
+			python := venv(t, "clients", clientPackages...)
+			return filepath.Join(filepath.Dir(python), "uv"+filepath.Ext(python))
+		}
+	}
 	if path := os.Getenv(variable); path != "" {
 		return path
 	}
@@ -189,7 +203,10 @@ func TestWrongWheel(t *testing.T) {
 			fetch("", right, projects...)
 			fetch("/all", right, exact...)
 			for i, test := range tests {
-				fetch("/"+test.view, right[i:i+1], projects[i])
+				// pip needs a second for each; the pages are the same for all.
+				if i < 2 || client.name == "uv" || e2e() {
+					fetch("/"+test.view, right[i:i+1], projects[i])
+				}
 			}
 		})
 	}
@@ -255,23 +272,28 @@ func TestInstallers(t *testing.T) {
 		url  string
 		args []string
 		want []string // nil: must fail
+
+		uvOnly bool // unless in KILN_E2E: pip needs a second for each
 	}{
-		{"dependencies in a view", url + "/cu128/torch2.9/simple/", []string{"fa"}, set128},
-		{"alias", url + "/cu128-torch29/simple/", []string{"fa"}, set128},
-		{"no slash", url + "/cu128/torch2.9/simple", []string{"fa"}, set128},
-		{"elsewhere", external + "/cu128/torch2.9/simple/", []string{"fa", "einops<0.9"}, set128},
-		{"default differs from all", url + "/simple/", []string{"--no-deps", "fa"}, []string{"fa-1+cu130.torch2.9-py3-none-any.whl"}},
-		{"all", url + "/all/simple/", []string{"--no-deps", "fa"}, []string{"fa-2+cu128.torch2.10-py3-none-any.whl"}},
-		{"hashes", url + "/cu128/torch2.9/simple/", []string{"--require-hashes", "-r", pinned}, set128},
-		{"wrong hash", url + "/all/simple/", []string{"--require-hashes", "-r", wrong}, nil},
-		{"yanked for a pin", url + "/all/simple/", []string{"einops==0.9"}, []string{"einops-0.9-py3-none-any.whl"}},
-		{"not in the view", url + "/cu128/torch2.9/simple/", []string{"fa==2"}, nil},
-		{"no such view", url + "/cu134/torch2.9/simple/", []string{"fa"}, nil},
+		{"dependencies in a view", url + "/cu128/torch2.9/simple/", []string{"fa"}, set128, false},
+		{"alias", url + "/cu128-torch29/simple/", []string{"fa"}, set128, true},
+		{"no slash", url + "/cu128/torch2.9/simple", []string{"fa"}, set128, true},
+		{"elsewhere", external + "/cu128/torch2.9/simple/", []string{"fa", "einops<0.9"}, set128, false},
+		{"default differs from all", url + "/simple/", []string{"--no-deps", "fa"}, []string{"fa-1+cu130.torch2.9-py3-none-any.whl"}, true},
+		{"all", url + "/all/simple/", []string{"--no-deps", "fa"}, []string{"fa-2+cu128.torch2.10-py3-none-any.whl"}, true},
+		{"hashes", url + "/cu128/torch2.9/simple/", []string{"--require-hashes", "-r", pinned}, set128, false},
+		{"wrong hash", url + "/all/simple/", []string{"--require-hashes", "-r", wrong}, nil, false},
+		{"yanked for a pin", url + "/all/simple/", []string{"einops==0.9"}, []string{"einops-0.9-py3-none-any.whl"}, false},
+		{"not in the view", url + "/cu128/torch2.9/simple/", []string{"fa==2"}, nil, true},
+		{"no such view", url + "/cu134/torch2.9/simple/", []string{"fa"}, nil, true},
 	}
 	for _, client := range clients(t) {
 		t.Run(client.name, func(t *testing.T) {
 			for _, test := range tests {
 				t.Run(test.name, func(t *testing.T) {
+					if test.uvOnly && client.name != "uv" && !e2e() {
+						t.Skip("KILN_E2E does not name index")
+					}
 					got, err := client.fetch(t, test.url, test.args...)
 					if test.want == nil {
 						if err == nil {

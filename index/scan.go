@@ -231,12 +231,19 @@ type manifestFile struct {
 		Torch   []string `json:"torch"`
 	} `json:"built"`
 	Arch []string `json:"arch"`
+
+	// What pages of another kiln index say.
+	Kiln struct {
+		Coordinates
+		Arch []string `json:"arch"`
+	} `json:"_kiln"`
 }
 
 // ReadManifest yields the files that a manifest lists: one JSON object a line, of the form that
 // PEP 691 gives to files ("filename", "url", "hashes", "size" and so on), so that the pages of another
 // index can be used. The last part of "url" must be the file name. "built" adds "toolkit" and a
-// list "torch", "arch" a list of GPU architectures. The sequence ends after an error.
+// list "torch", "arch" a list of GPU architectures; "_kiln" is both, as kiln's own pages have it.
+// The sequence ends after an error.
 func ReadManifest(r io.Reader) iter.Seq2[File, error] {
 	return func(yield func(File, error) bool) {
 		scanner := bufio.NewScanner(r)
@@ -313,6 +320,11 @@ func parseManifestLine(line []byte, in interner) (f File, err error) {
 	}
 	if m.Built != nil {
 		f.Coordinates = Coordinates{m.Built.Toolkit, m.Built.Torch}
+	} else if !m.Kiln.IsZero() && m.Kiln.String() != f.Built().String() {
+		f.Coordinates = m.Kiln.Coordinates // the label does not say it
+	}
+	if f.Arch == nil {
+		f.Arch = m.Kiln.Arch
 	}
 	if len(m.CoreMetadata) > 0 && m.CoreMetadata[0] == '{' {
 		var hashes struct {

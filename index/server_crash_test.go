@@ -68,14 +68,14 @@ func startChild(t *testing.T, dir string) (cmd *exec.Cmd, url string) {
 	return nil, ""
 }
 
-// TestServerKill kills the server at random moments during 100 uploads. After every kill each listed
+// TestServerKill kills the server at random moments during uploads, 100 in KILN_E2E. After every kill each listed
 // file is there whole, and each upload that was confirmed is listed; at the end all are there,
 // once, and nothing is left over.
 func TestServerKill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts and kills servers")
 	}
-	const uploads = 100
+	uploads := scale(24, 100)
 	dir := t.TempDir()
 	tokens, err := index.OpenTokens(filepath.Join(dir, ".kiln", "tokens.json"))
 	if err != nil {
@@ -97,7 +97,7 @@ func TestServerKill(t *testing.T) {
 	for len(confirmed) < uploads {
 		cmd, url := startChild(t, dir)
 		// Kill after so many confirmations, while others are under way; never in the last round.
-		left := 1 + rand.IntN(20)
+		left := 1 + rand.IntN(scale(10, 20))
 		var mu sync.Mutex
 		var wait sync.WaitGroup
 		next := make(chan int)
@@ -175,7 +175,7 @@ func TestServerKill(t *testing.T) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("left over: %q %v", left, err)
 	}
-	if kills < 3 {
+	if kills < scale(1, 3) {
 		t.Errorf("only %d kills", kills)
 	}
 }

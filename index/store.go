@@ -163,7 +163,7 @@ func (c *Config) validate() error {
 // sum is a checksum of what pages depend on.
 func (c *Config) sum() uint32 {
 	pages := *c
-	pages.BaseURL = ""             // each file has its own
+	pages.BaseURL = "" // each file has its own
 	pages.Web = ""
 	text, _ := json.Marshal(pages) // plain values, cannot fail
 	return crc32.Checksum(append(text, pageFormat...), castagnoli)

@@ -661,7 +661,7 @@ func publisher() int {
 // TestKill: a publisher is killed again and again. Whenever that happens, every listed file exists and
 // has its hash, and in the end everything is published.
 func TestKill(t *testing.T) {
-	const wheels, kills = 40, 25
+	wheels, kills := scale(16, 100), scale(6, 100)
 	dir := t.TempDir()
 	var names []string
 	for i := range wheels {
@@ -762,6 +762,8 @@ func TestManifest(t *testing.T) {
 	manifest := `{"filename": "fa-1+cu128.torch2.9-py3-none-any.whl", "url": "https://x.org/a/fa-1%2Bcu128.torch2.9-py3-none-any.whl", "hashes": {"sha256": "` + strings.Repeat("ab", 32) + `"}, "size": 5, "requires-python": null, "core-metadata": {"sha256": "` + strings.Repeat("cd", 32) + `"}, "upload-time": "2026-08-01T12:00:00.123456Z", "yanked": "bad"}
 
 {"filename": "fa-1.tar.gz", "url": "https://x.org/a/fa-1.tar.gz", "hashes": {"sha256": "` + strings.Repeat("ab", 32) + `"}, "yanked": false, "core-metadata": false, "built": {"toolkit": "cpu"}}
+{"filename": "fa-2+cu128.torch2.9-py3-none-any.whl", "url": "https://x.org/a/fa-2+cu128.torch2.9-py3-none-any.whl", "hashes": {"sha256": "` + strings.Repeat("ab", 32) + `"}, "_kiln": {"toolkit": "cu128", "torch": ["2.9"], "arch": ["90a"]}}
+{"filename": "fa-3-py3-none-any.whl", "url": "https://x.org/a/fa-3-py3-none-any.whl", "hashes": {"sha256": "` + strings.Repeat("ab", 32) + `"}, "_kiln": {"toolkit": "cu128", "torch": ["2.9", "2.10"]}}
 `
 	var got []index.File
 	for f, err := range index.ReadManifest(strings.NewReader(manifest)) {
@@ -780,6 +782,8 @@ func TestManifest(t *testing.T) {
 			UploadTime: time.Date(2026, 8, 1, 12, 0, 0, 123456000, time.UTC), Yanked: true, YankedReason: "bad",
 		},
 		{Filename: "fa-1.tar.gz", Base: "https://x.org/a/", SHA256: ab, Coordinates: index.Coordinates{Toolkit: "cpu"}},
+		{Filename: "fa-2+cu128.torch2.9-py3-none-any.whl", Base: "https://x.org/a/", SHA256: ab, Arch: []string{"90a"}},
+		{Filename: "fa-3-py3-none-any.whl", Base: "https://x.org/a/", SHA256: ab, Coordinates: index.Coordinates{Toolkit: "cu128", Torch: []string{"2.9", "2.10"}}},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -76,8 +76,10 @@ func (t *tree) pack(p *pageFile) error {
 }
 
 // putFolder writes the pages of one folder, each with its compressed twin. A folder that is
-// not there yet appears with all of them at once.
-func (t *tree) putFolder(rel string, pages []pageFile) error {
+// not there yet appears with all of them at once. twin, if not "", is a folder that has the same
+// pages; in bulk they are linked, which costs no space and a fraction of the time. Pages are only
+// ever replaced as a whole, so that no change of one reaches the other.
+func (t *tree) putFolder(rel, twin string, pages []pageFile) error {
 	dir := t.path(rel)
 	if t.made[dir] || t.durable {
 		return t.putPages(dir, pages)
@@ -94,11 +96,17 @@ func (t *tree) putFolder(rel string, pages []pageFile) error {
 		if err := t.pack(p); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(temp, p.name), p.data, 0o644); err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(temp, p.name+gzSuffix), p.packed, 0o644); err != nil {
-			return err
+		for _, f := range []struct {
+			name string
+			data []byte
+		}{{p.name, p.data}, {p.name + gzSuffix, p.packed}} {
+			path := filepath.Join(temp, f.name)
+			if twin != "" && os.Link(filepath.Join(t.path(twin), f.name), path) == nil {
+				continue
+			}
+			if err := os.WriteFile(path, f.data, 0o644); err != nil {
+				return err
+			}
 		}
 		t.written += 2
 	}

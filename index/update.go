@@ -435,9 +435,10 @@ func writeProject(t *tree, p *Project, config *Config, combinations []combinatio
 	r := newRenderer(p, config, members[allView])
 	// Many views show the same files in the same way.
 	type rendered struct {
-		root  string
-		files []int32
-		pages []pageFile
+		root   string
+		files  []int32
+		pages  []pageFile
+		folder string // where they were written
 	}
 	var done []rendered
 	for _, path := range slices.Sorted(maps.Keys(members)) {
@@ -447,13 +448,15 @@ func writeProject(t *tree, p *Project, config *Config, combinations []combinatio
 			i := slices.IndexFunc(done, func(d rendered) bool {
 				return path != variantsView && len(r.variants) == 0 && d.root == key && slices.Equal(d.files, files)
 			})
+			folder := pageFolder(root, p.Name)
 			if i < 0 {
-				done = append(done, rendered{key, files, r.pages(path, root, files)})
+				done = append(done, rendered{key, files, r.pages(path, root, files), ""})
 				i = len(done) - 1
 			}
-			if err := t.putFolder(pageFolder(root, p.Name), done[i].pages); err != nil {
+			if err := t.putFolder(folder, done[i].folder, done[i].pages); err != nil {
 				return err
 			}
+			done[i].folder = folder
 		}
 	}
 	return nil

@@ -261,6 +261,17 @@ func TestRender(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Pages that are there need not be made; nothing else is different then.
+	opts.Skip = func(p *index.Project) bool { return true }
+	err = web.Render(catalog, opts, func(path string, data []byte) error {
+		if strings.HasPrefix(path, "project/") || !bytes.Equal(files[path], data) {
+			t.Errorf("%s is written, or differs", path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	h, err := web.Handler(catalog, opts)
 	if err != nil {
 		t.Fatal(err)

@@ -227,7 +227,7 @@ func (a *app) wheelArchs(ctx context.Context, name string) []string {
 		return nil
 	}
 	var out []string
-	for _, arch := range strings.Fields(strings.ToLower(report.Archs())) {
+	for arch := range strings.FieldsSeq(strings.ToLower(report.Archs())) {
 		if !strings.HasPrefix(arch, "gfx") {
 			arch = strings.ReplaceAll(arch, ".", "")
 		}

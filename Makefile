@@ -237,6 +237,13 @@ bench-quant: deps
 test-arm64:
 	@scripts/arm64.sh
 
+## gpu-check: conformance of the CUDA kernels on this machine's GPU, then their speed (kiln-gpu built elsewhere: KILN_GPU=path)
+.PHONY: gpu-check
+gpu-check:
+	@if command -v $(GO) >/dev/null; then $(GO) build -o $(CACHE)/gpu/kiln/kiln-gpu ./cmd/kiln-gpu; fi
+	@mkdir -p $(CACHE)/bench
+	@scripts/gpucheck.sh $(CACHE)/bench
+
 ## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
 .PHONY: fuzz
 fuzz:

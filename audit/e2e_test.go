@@ -30,7 +30,7 @@ import (
 //	KILN_AUDIT_CACHE    a folder for downloads (default ../.cache/audit)
 //	KILN_AUDIT_PYTHONS  other interpreters for predictions, as 3.12=/path,3.8=/path
 //	KILN_CUOBJDUMP      programs, separated as in PATH (default: cuobjdump from the PATH). The first
-//	                    that reads a file counts: 13.2 calls some cubins of CUDA 12.1 invalid.
+//	                    that reads a file counts: newer ones call some old cubins invalid.
 
 func needE2E(t *testing.T) (python, cache string) {
 	t.Helper()

@@ -1,0 +1,168 @@
+// Bringing a matrix into the layout of kiln.cuh, and back.
+#include "kiln.cuh"
+
+struct Pack {
+  Weight w;
+  const u32 *source;   // packed words as in the file, [packed row][column]
+  const int *bits;     // bit in its column's stream where the code of each padded row starts, −1 for padding
+  unsigned char *words;
+};
+
+__device__ __forceinline__ u32 pairAt(u32 b, int q, int *word, int *shift) {
+  // Which word, and at which bit of its halves, pair q begins. Pairs that are in pieces are the caller's.
+  switch (b) {
+  case 2: *word = q / 8, *shift = 2 * (q % 8); return 1;
+  case 3: *word = q / 5, *shift = 3 * (q % 5); return q < 15;
+  case 4: *word = q / 4, *shift = 4 * (q % 4); return 1;
+  case 5: *word = q / 3, *shift = 5 * (q % 3); return q < 15;
+  case 6: *word = q / 2, *shift = 6 * (q % 2); return q < 12;
+  default: *word = q / 2, *shift = 8 * (q % 2); return 1;
+  }
+}
+
+// One thread makes the words of one lane of a unit.
+extern "C" __global__ void kiln_pack(const Pack p) {
+  int lane = threadIdx.x & 31;
+  int strip = blockIdx.x, index = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32;
+  if (index >= p.w.blockCount) return;
+  Block block = p.w.blocks[index];
+  u32 b = widthOf(block), mask = (1u << b) - 1;
+  u32 words[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  for (int q = 0; q < 16; q++) {
+    int column = strip * 32 + 16 * (q >> 3) + 8 * (q & 1) + (lane >> 2);
+    u32 pair = 0;
+    for (int h = 0; h < 2; h++) {
+      int row = index * 32 + 8 * (lane & 3) + 4 * (q >> 2 & 1) + 2 * (q >> 1 & 1) + h;
+      int bit = p.bits[row];
+      u32 code = 0;
+      if (bit >= 0 && column < p.w.columns) {
+        const u32 *from = p.source + u64(bit >> 5) * p.w.columns + column;
+        code = *from >> (bit & 31);
+        if ((bit & 31) + b > 32) code |= from[p.w.columns] << (32 - (bit & 31));
+      }
+      pair |= (code & mask) << 16 * h;
+    }
+    int word, shift;
+    if (pairAt(b, q, &word, &shift)) {
+      for (int j = 0; j < 8; j++) words[j] |= j == word ? pair << shift : 0;
+    } else if (b == 6) {
+      int j = q - 12;
+      for (int i = 0; i < 8; i++) {
+        if (i == j) words[i] |= (pair & 0x000F000F) << 12;
+        if (i == 4 + j / 2) words[i] |= (pair & 0x00300030) << (8 + 2 * (j & 1));
+      }
+    } else {
+      for (int j = 0; j < 8; j++)
+        if (j < int(b)) words[j] |= (pair & twice(1u << j)) << (15 - j);
+    }
+  }
+  unsigned char *unit = p.words + unitAt(p.w, strip, block);
+  for (int j = 0; j < 8; j++)
+    if (j < int(b)) *reinterpret_cast<u32 *>(unit + wordOffset(b, j, lane)) = words[j];
+}
+
+// unpackAny is unpack for a width known at run time.
+template <bool Asym> __device__ void unpackAny(u32 b, const unsigned char *unit, int lane, const Zeros &z, u32 (&q)[16]) {
+  u32 w[8];
+  switch (b) {
+  case 2: loadWords<2>(unit, lane, w), unpack<2, Asym>(w, z, q); break;
+  case 3: loadWords<3>(unit, lane, w), unpack<3, Asym>(w, z, q); break;
+  case 4: loadWords<4>(unit, lane, w), unpack<4, Asym>(w, z, q); break;
+  case 5: loadWords<5>(unit, lane, w), unpack<5, Asym>(w, z, q); break;
+  case 6: loadWords<6>(unit, lane, w), unpack<6, Asym>(w, z, q); break;
+  default: loadWords<8>(unit, lane, w), unpack<8, Asym>(w, z, q);
+  }
+}
+
+struct Dequantize {
+  Weight w;
+  u16 *out;  // [rows][columns], natural order
+};
+
+// A warp writes a unit. Each weight is code − zero, exact, times the scale, rounded once.
+extern "C" __global__ void kiln_dequantize(const Dequantize p) {
+  __shared__ u16 tile[8][32][34];
+  int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  int strip = blockIdx.x, index = blockIdx.y * (blockDim.x / 32) + warp;
+  if (index >= p.w.blockCount) return;
+  Block block = p.w.blocks[index];
+  const unsigned char *unit = p.w.words + unitAt(p.w, strip, block);
+  u32 q[16], scale[4];
+  Zeros z;
+  columnPairs(*columnsAt(p.w.scales, p.w, block.group, strip, lane), scale);
+  if (p.w.zeros) {
+    loadZeros(p.w, block.group, strip, lane, z);
+    unpackAny<true>(widthOf(block), unit, lane, z, q);
+  } else {
+    unpackAny<false>(widthOf(block), unit, lane, z, q);
+  }
+#pragma unroll
+  for (int i = 0; i < 16; i++) {
+    u32 v = hmul2(q[i], scale[(i >> 3) * 2 + (i & 1)]);
+    int row = 8 * (lane & 3) + 4 * (i >> 2 & 1) + 2 * (i >> 1 & 1);
+    int column = 16 * (i >> 3) + 8 * (i & 1) + (lane >> 2);
+    tile[warp][row][column] = u16(v);
+    tile[warp][row + 1][column] = u16(v >> 16);
+  }
+  __syncwarp();
+  // Half a warp writes a row, two columns a lane.
+  for (int r = lane / 16; r < 32; r += 2) {
+    int row = index * 32 + r;
+    int to = p.w.perm ? p.w.perm[row] : row;
+    int column = strip * 32 + 2 * (lane % 16);
+    if (to < 0 || to >= p.w.rows || column >= p.w.columns) continue;
+    u32 v = *reinterpret_cast<u32 *>(&tile[warp][r][2 * (lane % 16)]);
+    *reinterpret_cast<u32 *>(p.out + u64(to) * p.w.columns + column) = v;
+  }
+}
+
+struct Gather {
+  const u16 *x;  // [m][rows]
+  u16 *out;      // [m][32·blockCount]
+  const int *perm;
+  int rows, padded;
+  int tile;  // 0, or the rows of a tile of wgmma.cu
+};
+
+// Activations in stored order, zeros where rows are padding. A thread writes 8.
+//
+// For wgmma.cu the order is [tile][block][row of the tile][32], so that a tile of a block is one piece of memory, as its
+// operand has it: place 16s + 8p + 2t + h of a block has row 8t + 4s + 2p + h, and pieces of 16 bytes are exchanged as
+// the 64-byte swizzle does.
+extern "C" __global__ void kiln_gather(const Gather p) {
+  startNext();
+  const int k = (blockIdx.x * blockDim.x + threadIdx.x) * 8, m = blockIdx.y;
+  if (k >= p.padded) return;
+  int from[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    int row = p.tile ? (k & ~31) + 8 * (i >> 1) + (k >> 2 & 6) + (i & 1) : k + i;
+    from[i] = p.perm ? p.perm[row] : row < p.rows ? row : -1;
+  }
+  u64 to = u64(m) * p.padded + k;
+  if (p.tile) {
+    const int row = m % p.tile, piece = (k >> 3 & 3) ^ (row >> 1 & 3);
+    to = u64(m / p.tile) * p.tile * p.padded + (u64(k >> 5) * p.tile + row) * 32 + piece * 8;
+  }
+  waitForEarlier();
+  const u16 *x = p.x + u64(m) * p.rows;
+  u32 v[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = from[i] >= 0 ? x[from[i]] : 0;
+  *reinterpret_cast<uint4 *>(p.out + to) =
+      make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+}
+
+struct Copy {
+  const uint4 *from;
+  uint4 *to;
+  u64 count;  // a multiple of 4 · 256
+};
+
+// What memory can do, for comparison.
+extern "C" __global__ void kiln_copy(const Copy p) {
+  for (u64 i = u64(blockIdx.x) * 1024 + threadIdx.x; i < p.count; i += u64(gridDim.x) * 1024) {
+    uint4 a = p.from[i], b = p.from[i + 256], c = p.from[i + 512], d = p.from[i + 768];
+    p.to[i] = a, p.to[i + 256] = b, p.to[i + 512] = c, p.to[i + 768] = d;
+  }
+}

@@ -1,0 +1,17 @@
+//go:build unix
+
+package cuda
+
+import "github.com/ebitengine/purego"
+
+func driverLibraries() []string { return []string{"libcuda.so.1", "libcuda.so"} }
+
+func blasLibraries() []string {
+	return []string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"}
+}
+
+func openLibrary(name string) (uintptr, error) {
+	return purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+}
+
+func findSymbol(lib uintptr, name string) (uintptr, error) { return purego.Dlsym(lib, name) }

@@ -1,0 +1,18 @@
+package cuda
+
+import "golang.org/x/sys/windows"
+
+func driverLibraries() []string { return []string{"nvcuda.dll"} }
+
+func blasLibraries() []string {
+	return []string{"cublas64_13.dll", "cublas64_12.dll", "cublas64_11.dll"}
+}
+
+func openLibrary(name string) (uintptr, error) {
+	lib, err := windows.LoadLibrary(name)
+	return uintptr(lib), err
+}
+
+func findSymbol(lib uintptr, name string) (uintptr, error) {
+	return windows.GetProcAddress(windows.Handle(lib), name)
+}

@@ -1,0 +1,284 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/kiln-build/kiln/quant"
+)
+
+// Stream is a device seen through one of its streams. It is a [quant.Backend] whose work is queued on that stream.
+type Stream struct {
+	d      *Device
+	handle uintptr
+
+	// mu orders the launches of a product, which share the scratch memory: what follows on the stream may use it again.
+	mu                             sync.Mutex
+	gathered, work, arrivals, bias scratch
+}
+
+var _ quant.Backend = (*Stream)(nil)
+
+// scratch is device memory that grows.
+type scratch struct {
+	at    uintptr
+	bytes int64
+}
+
+// need returns at least so many bytes. New memory is zero.
+func (s *Stream) need(m *scratch, bytes int64) (uintptr, error) {
+	if bytes <= m.bytes {
+		return m.at, nil
+	}
+	// Freeing waits for the work that uses the old memory.
+	if err := s.d.drv.free(m.at); err != nil {
+		return 0, err
+	}
+	*m = scratch{}
+	bytes = (bytes + bytes/2 + 0xFFFF) &^ 0xFFFF
+	p, err := s.d.drv.alloc(bytes)
+	if err != nil {
+		return 0, err
+	}
+	*m = scratch{p, bytes}
+	return p, s.d.drv.clear(p, bytes, s.handle)
+}
+
+func (s *Stream) release() error {
+	var errs []error
+	for _, m := range []*scratch{&s.gathered, &s.work, &s.arrivals, &s.bias} {
+		errs = append(errs, s.d.drv.free(m.at))
+		*m = scratch{}
+	}
+	return errors.Join(errs...)
+}
+
+// Name implements [quant.Backend].
+func (s *Stream) Name() string { return s.d.Name() }
+
+// Synchronize waits for everything on the stream.
+func (s *Stream) Synchronize() error {
+	return s.d.do(func() error { return s.d.drv.synchronize(s.handle) })
+}
+
+// launch queues a kernel. cluster 0 means that it does not know of overlap: it starts when all before it has ended.
+func (s *Stream) launch(name string, grid [3]uint32, threads, shared int, args unsafe.Pointer, cluster int) error {
+	f, ok := s.d.functions[name]
+	if !ok {
+		return fmt.Errorf("no kernel %s", name)
+	}
+	var attributes []launchAttribute
+	if cluster > 0 && s.d.info.Major >= 9 {
+		attributes = append(attributes, overlapped())
+		if cluster > 1 {
+			attributes = append(attributes, clustered(cluster))
+		}
+	}
+	config := &launchConfig{grid: grid, block: [3]uint32{uint32(threads), 1, 1}, shared: uint32(shared), stream: s.handle}
+	if err := s.d.drv.launch(f, config, args, attributes); err != nil {
+		return fmt.Errorf("kernel %s: %w", name, err)
+	}
+	return nil
+}
+
+func (s *Stream) weight(w quant.Weight) (*Weight, error) {
+	weight, ok := w.(*Weight)
+	if !ok || weight == nil || weight.d != s.d {
+		return nil, errors.New("weight is not of this device")
+	}
+	weight.mu.Lock()
+	defer weight.mu.Unlock()
+	if weight.closed {
+		return nil, fmt.Errorf("weight: %w", quant.ErrClosed)
+	}
+	return weight, nil
+}
+
+func (s *Stream) matrix(m quant.Matrix, what string) (uintptr, error) {
+	matrix, ok := m.(*Matrix)
+	if !ok || matrix == nil || matrix.s.d != s.d {
+		return 0, fmt.Errorf("%s is not of this device", what)
+	}
+	at, err := matrix.address()
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", what, err)
+	}
+	return at, nil
+}
+
+// Gemm implements [quant.Backend]. It queues the product and returns.
+func (s *Stream) Gemm(ctx context.Context, dst, x quant.Matrix, w quant.Weight, opts quant.GemmOptions) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	p, err := s.product(dst, x, w, opts)
+	if err != nil {
+		return fmt.Errorf("product: %w", err)
+	}
+	if p.m == 0 {
+		return nil
+	}
+	plan, err := p.w.plan(p.m, opts.Path, p.x%16 == 0)
+	if err != nil {
+		return fmt.Errorf("product: %w", err)
+	}
+	if err := s.run(p, plan); err != nil {
+		return fmt.Errorf("product: %w", err)
+	}
+	return nil
+}
+
+// product is a checked call of Gemm.
+type product struct {
+	m          int
+	w          *Weight
+	x, out     uintptr
+	bias       []byte // of the call
+	ownBias    bool
+	accumulate bool
+}
+
+func (s *Stream) product(dst, x quant.Matrix, w quant.Weight, opts quant.GemmOptions) (product, error) {
+	var p product
+	var err error
+	if p.w, err = s.weight(w); err != nil {
+		return p, err
+	}
+	if p.x, err = s.matrix(x, "activations"); err != nil {
+		return p, err
+	}
+	if p.out, err = s.matrix(dst, "result"); err != nil {
+		return p, err
+	}
+	p.m = x.Rows()
+	k, n := p.w.Rows(), p.w.Cols()
+	switch {
+	case x.Cols() != k:
+		return p, fmt.Errorf("activations have %d columns: the weight has %d rows", x.Cols(), k)
+	case dst.Cols() != n:
+		return p, fmt.Errorf("result has %d columns: the weight has %d", dst.Cols(), n)
+	case dst.Rows() != p.m:
+		return p, fmt.Errorf("result has %d rows: the activations have %d", dst.Rows(), p.m)
+	case opts.Bias != nil && len(opts.Bias) != 2*n:
+		return p, fmt.Errorf("bias has %d bytes: want %d", len(opts.Bias), 2*n)
+	case opts.Path > quant.PathReconstruct:
+		return p, fmt.Errorf("no path %v", opts.Path)
+	}
+	size := func(m quant.Matrix) uintptr { return uintptr(2 * m.Rows() * m.Cols()) }
+	if p.m > 0 && p.x < p.out+size(dst) && p.out < p.x+size(x) {
+		return p, errors.New("result and activations share memory")
+	}
+	if !opts.NoBias {
+		p.bias, p.ownBias = opts.Bias, opts.Bias == nil
+	}
+	p.accumulate = opts.Accumulate
+	return p, nil
+}
+
+type gatherArgs struct {
+	x, out, perm       uintptr
+	rows, padded, tile int32
+}
+
+type gemmArgs struct {
+	weight                             weightArgs
+	x, out, bias, work, arrivals       uintptr
+	order                              uintptr
+	m, columnWarps, splits, accumulate int32
+}
+
+type wideArgs struct {
+	weight                          weightArgs
+	x, out, bias                    uintptr
+	m, splits, accumulate, rowTiles int32
+}
+
+// run launches the kernels of a product.
+func (s *Stream) run(p product, plan plan) error {
+	return s.d.do(func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		bias, err := s.biasOf(p)
+		if err != nil {
+			return err
+		}
+		x, err := s.stored(p, plan)
+		if err != nil {
+			return err
+		}
+		var accumulate int32
+		if p.accumulate {
+			accumulate = 1
+		}
+		if plan.wide {
+			args := &wideArgs{
+				weight: p.w.args, x: x, out: p.out, bias: bias,
+				m: int32(p.m), splits: int32(plan.splits), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
+			}
+			return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), plan.splits)
+		}
+		args := &gemmArgs{
+			weight: p.w.args, x: x, out: p.out, bias: bias, order: p.w.order,
+			m: int32(p.m), columnWarps: int32(plan.columnWarps), splits: int32(plan.splits), accumulate: accumulate,
+		}
+		if plan.splits > 1 {
+			if args.work, err = s.need(&s.work, plan.workBytes(p.m)); err != nil {
+				return err
+			}
+			if args.arrivals, err = s.need(&s.arrivals, 4*int64(plan.tiles(p.m))); err != nil {
+				return err
+			}
+		}
+		return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), 1)
+	})
+}
+
+// biasOf returns the bias on the device, 0 for none.
+func (s *Stream) biasOf(p product) (uintptr, error) {
+	if p.ownBias || p.bias == nil {
+		if p.ownBias {
+			return p.w.bias, nil
+		}
+		return 0, nil
+	}
+	at, err := s.need(&s.bias, int64(len(p.bias)))
+	if err != nil {
+		return 0, err
+	}
+	return at, s.d.drv.upload(at, unsafe.Pointer(unsafe.SliceData(p.bias)), int64(len(p.bias)), s.handle)
+}
+
+// stored returns the activations as the kernel of the plan wants them: in stored order, padded, and aligned for copies of
+// 16 bytes.
+func (s *Stream) stored(p product, plan plan) (uintptr, error) {
+	padded := p.w.args.blockCount * blockRows
+	if plan.direct || !plan.wide && p.w.args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
+		return p.x, nil
+	}
+	args := gatherArgs{x: p.x, perm: p.w.args.perm, rows: p.w.args.rows, padded: padded}
+	rows, chunk := p.m, maxGridY
+	if plan.wide {
+		args.tile = int32(8 * plan.shape.rows8)
+		rows = plan.rowTiles(p.m) * int(args.tile)
+		chunk = maxGridY / int(args.tile) * int(args.tile)
+	}
+	out, err := s.need(&s.gathered, 2*int64(rows)*int64(padded))
+	if err != nil {
+		return 0, err
+	}
+	for first := 0; first < p.m; first += chunk {
+		part := args
+		part.x = p.x + uintptr(2*int64(first)*int64(p.w.args.rows))
+		part.out = out + uintptr(2*int64(first)*int64(padded))
+		grid := [3]uint32{(uint32(padded)/8 + 127) / 128, uint32(min(p.m-first, chunk)), 1}
+		if err := s.launch("kiln_gather", grid, 128, 0, unsafe.Pointer(&part), 1); err != nil {
+			return 0, err
+		}
+	}
+	return out, nil
+}
+
+const maxGridY = 65535

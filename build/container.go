@@ -132,6 +132,9 @@ func (c *Containers) Open(ctx context.Context, spec BoxSpec) (Box, error) {
 	return &containerBox{c: c, spec: spec, pinned: base.pin(spec.Image), id: id, env: base.Config.Env, gate: newGate(spec.Name)}, nil
 }
 
+// busyLimit is how long Sweep tries again to remove what the engine calls busy.
+const busyLimit = 15 * time.Second
+
 // Sweep implements [Sandboxes]. A call of the engine that outlived the killed process may still be making
 // a container: those are waited for, so that nothing appears later, and killed if they hang.
 func (c *Containers) Sweep(ctx context.Context, owner string) (int, error) {
@@ -139,7 +142,7 @@ func (c *Containers) Sweep(ctx context.Context, owner string) (int, error) {
 		return 0, errors.New("sweep: no owner is given")
 	}
 	swept := map[string]bool{}
-	patience := time.Now().Add(callLimit)
+	patience, busy := time.Now().Add(callLimit), time.Now().Add(busyLimit)
 	for {
 		calls := ownedProcesses(owner) // before the list, or one could end in between unseen
 		ids, err := c.leftovers(ctx, owner)
@@ -147,7 +150,8 @@ func (c *Containers) Sweep(ctx context.Context, owner string) (int, error) {
 			return len(swept), fmt.Errorf("sweep what %s left: %w", owner, err)
 		}
 		for _, id := range ids {
-			if err := c.remove(ctx, id); err != nil {
+			// What dies at this very moment may hold a mount for a little while.
+			if err := c.remove(ctx, id); err != nil && (ctx.Err() != nil || time.Now().After(busy)) {
 				return len(swept), fmt.Errorf("sweep what %s left: %w", owner, err)
 			}
 			swept[id] = true

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,7 +27,10 @@ const workerDirEnv = "KILN_ENGINE_WORKER_DIR"
 
 func init() {
 	helpers["worker"] = func() error {
-		return engine.Work(context.Background(), os.Getenv(workerDirEnv), engine.Local(enginetest.Perform))
+		// With a signal to wait for, a worker that does nothing is no deadlock to the runtime.
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		return engine.Work(ctx, os.Getenv(workerDirEnv), engine.Local(enginetest.Perform))
 	}
 }
 

@@ -28,9 +28,9 @@ import (
 // The same container for both engines: what differs is the program, and what was asked for by option.
 func TestContainerArgs(t *testing.T) {
 	full := container{
-		name: "kiln-0123abcd-row-x", owner: "run 7", box: "row", image: "sha256:feed", user: "1000:1000", dir: "/work/src",
+		name: "kiln-0123abcd-row-x", owner: "run 7", box: "row", image: "sha256:feed", user: "1000:1000", dir: "/inside/src",
 		env: []string{"PATH=/bin", "A=b c"}, argv: []string{"python3", "-m", "build"}, network: "none",
-		mounts:      []Mount{{Host: "/home/me/src", Inside: "/work/src"}, {Host: "/a,b", Inside: "/in", ReadOnly: true}},
+		mounts:      []Mount{{Host: "/home/me/src", Inside: "/inside/src"}, {Host: "/a,b", Inside: "/in", ReadOnly: true}},
 		memoryBytes: 6 << 30, pids: 4096, cpus: 1.5, caps: []string{"CHOWN"}, init: true,
 	}
 	base := []string{
@@ -42,8 +42,8 @@ func TestContainerArgs(t *testing.T) {
 		[]string{
 			"--cap-add", "CHOWN", "--network", "none", "--memory", "6442450944b", "--memory-swap", "6442450944b", "--pids-limit", "4096",
 			"--cpus", "1.500", "--init", "--user", "1000:1000",
-			"--mount", "type=bind,source=/home/me/src,target=/work/src", "--mount", `type=bind,"source=/a,b",target=/in,readonly`,
-			"--workdir", "/work/src",
+			"--mount", "type=bind,source=/home/me/src,target=/inside/src", "--mount", `type=bind,"source=/a,b",target=/in,readonly`,
+			"--workdir", "/inside/src",
 		})
 	command := []string{"--entrypoint", "/usr/bin/env", "sha256:feed", "-i", "PATH=/bin", "A=b c", "python3", "-m", "build"}
 	for _, test := range []struct {
@@ -90,7 +90,7 @@ func TestContainerArgs(t *testing.T) {
 func TestContainerDescribe(t *testing.T) {
 	spec := BoxSpec{
 		Name: "row", Owner: "me", MemoryBytes: 1 << 30, PIDs: 10, CPUs: 2, User: "65534:65534",
-		Mounts: []Mount{{Host: "/h/src", Inside: "/work"}, {Host: "/h/cache", Inside: "/cache", ReadOnly: true}},
+		Mounts: []Mount{{Host: "/h/src", Inside: "/inside"}, {Host: "/h/cache", Inside: "/cache", ReadOnly: true}},
 	}
 	c := Container(ContainerOptions{Engine: "docker", Network: "host", CABundle: "/h/ca.pem", NetworkEnv: []string{"HTTPS_PROXY=http://p"}})
 	box := &containerBox{c: c, spec: spec, id: "sha256:1", env: []string{"PATH=/image", "CUDA=1"}, gate: newGate("row")}
@@ -104,7 +104,7 @@ func TestContainerDescribe(t *testing.T) {
 	}
 	got.name = ""
 	want := container{
-		owner: "me", box: "row", image: "sha256:1", user: "65534:65534", dir: "/work", env: []string{"PATH=/mine", "CUDA=1"}, argv: []string{"make"},
+		owner: "me", box: "row", image: "sha256:1", user: "65534:65534", dir: "/inside", env: []string{"PATH=/mine", "CUDA=1"}, argv: []string{"make"},
 		network: "none", mounts: spec.Mounts, memoryBytes: 1 << 30, pids: 10, cpus: 2, caps: []string{"CHOWN", "DAC_OVERRIDE", "FOWNER"}, init: true,
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(container{})); diff != "" {

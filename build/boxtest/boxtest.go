@@ -128,7 +128,7 @@ type env struct {
 func (e *env) spec() build.BoxSpec {
 	return build.BoxSpec{
 		Name: e.box, Owner: e.owner, Image: e.Image,
-		Mounts: []build.Mount{{Host: e.dir, Inside: "/work/shared folder"}},
+		Mounts: []build.Mount{{Host: e.dir, Inside: "/inside/shared folder"}},
 	}
 }
 
@@ -364,7 +364,7 @@ func testMounts(t *testing.T, e *env) {
 	}
 	box := e.open(t, func(spec *build.BoxSpec) {
 		spec.Mounts = append(spec.Mounts,
-			build.Mount{Host: sources, Inside: "/work/sources", ReadOnly: true},
+			build.Mount{Host: sources, Inside: "/inside/sources", ReadOnly: true},
 			build.Mount{Host: file, Inside: "/opt/single", ReadOnly: true})
 	})
 	got := output(t, box, `cat "$1"; printf 'from the inside' >"$2"`, box.Inside(file), box.Inside(filepath.Join(e.dir, "made")))
@@ -400,11 +400,11 @@ func testInside(t *testing.T, e *env) {
 		spec.Mounts = append(spec.Mounts, build.Mount{Host: nested, Inside: "/nested"})
 	})
 	want := map[string]string{
-		e.dir:                              "/work/shared folder",
-		filepath.Join(e.dir, "a", "b"):     "/work/shared folder/a/b",
+		e.dir:                              "/inside/shared folder",
+		filepath.Join(e.dir, "a", "b"):     "/inside/shared folder/a/b",
 		nested:                             "/nested",
 		filepath.Join(nested, "..hidden"):  "/nested/..hidden",
-		filepath.Join(e.dir, "nested-not"): "/work/shared folder/nested-not",
+		filepath.Join(e.dir, "nested-not"): "/inside/shared folder/nested-not",
 	}
 	got := map[string]string{}
 	for host := range maps.Keys(want) {

@@ -158,7 +158,7 @@ func TestPodmanSetup(t *testing.T) {
 	})
 	dir := t.TempDir()
 	spec := build.BoxSpec{
-		Name: "setup", Owner: "boxtest setup", Image: image, Mounts: []build.Mount{{Host: dir, Inside: "/work"}},
+		Name: "setup", Owner: "boxtest setup", Image: image, Mounts: []build.Mount{{Host: dir, Inside: "/inside"}},
 		Setup: [][]string{{"sh", "-c", "id -u >/id; cat /proc/sys/kernel/random/uuid >/made"}, {"test", "-s", "/made"}, {"true", dir}},
 	}
 	var mu sync.Mutex
@@ -214,7 +214,7 @@ func TestPodmanErrors(t *testing.T) {
 		t.Errorf("image that is not there: %v", err)
 	}
 	box, err := boxes.Open(t.Context(), build.BoxSpec{
-		Name: "mount", Owner: "boxtest", Image: image, Mounts: []build.Mount{{Host: filepath.Join(t.TempDir(), "none"), Inside: "/work"}},
+		Name: "mount", Owner: "boxtest", Image: image, Mounts: []build.Mount{{Host: filepath.Join(t.TempDir(), "none"), Inside: "/inside"}},
 	})
 	if err != nil {
 		t.Fatal(err)

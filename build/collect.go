@@ -24,7 +24,9 @@ func (a *attempt) collect(ctx context.Context) error {
 	}
 	var names []string
 	for _, e := range entries {
-		names = append(names, e.Name())
+		if e.Name() != ".gitignore" { // uv keeps its output out of repositories
+			names = append(names, e.Name())
+		}
 	}
 	if a.Row.BuildTag != "" && !a.setuptools() {
 		if names, err = a.addTag(ctx, names); err != nil {

@@ -61,7 +61,8 @@ type ContainerOptions struct {
 	// NetworkEnv is given to commands with network, such as HTTPS_PROXY=….
 	NetworkEnv []string
 	// LockDir is where processes that share an engine wait for each other, so that a derived image is made once; empty
-	// means that only this process waits for itself.
+	// means that only this process waits for itself. Containers are started in it: podman's monitor leaves a file
+	// called oom in its working folder when one is killed for memory.
 	LockDir string
 	// Log gets what is worth knowing about the engine; nil discards.
 	Log *slog.Logger

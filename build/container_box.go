@@ -175,6 +175,12 @@ func killedForMemory(exitCode int, seen usage, limitBytes int64) bool {
 func (b *containerBox) attach(ctx context.Context, k container, out *boxOutput) (canceled bool, err error) {
 	cmd := b.c.command(context.WithoutCancel(ctx), k.owner, "start", "--attach", k.name)
 	cmd.Stdout, cmd.Stderr = out.writers()
+	if dir := b.c.opts.LockDir; dir != "" {
+		if err := os.MkdirAll(dir, 0o777); err != nil {
+			return false, err
+		}
+		cmd.Dir = dir
+	}
 	if err := cmd.Start(); err != nil {
 		return false, err
 	}

@@ -49,11 +49,6 @@ func (a *attempt) preflight(ctx context.Context) error {
 			"add it to extra_deps in packages.yml, or set build: {isolation: true}",
 			"build-system.requires asks for %s", strings.Join(f.Missing, ", "))
 	}
-	if a.Native && a.Row.Kind == "wheel" && !f.Headers {
-		return fault("python-headers", "the headers of Python are missing",
-			"install them; on Debian and Ubuntu: apt-get install python"+strings.TrimSuffix(a.Row.Python, "t")+"-dev",
-			"Python %s has no Python.h", f.PythonFull)
-	}
 	if err := a.checkTorch(); err != nil {
 		return err
 	}
@@ -66,6 +61,12 @@ func (a *attempt) preflight(ctx context.Context) error {
 		if err := a.findROCm(ctx, env); err != nil {
 			return err
 		}
+	}
+	// After the toolkit: an image without it and without headers is the wrong image, not one that lacks headers.
+	if a.Native && a.Row.Kind == "wheel" && !f.Headers {
+		return fault("python-headers", "the headers of Python are missing",
+			"install them; on Debian and Ubuntu: apt-get install python"+strings.TrimSuffix(a.Row.Python, "t")+"-dev",
+			"Python %s has no Python.h", f.PythonFull)
 	}
 	if a.Native {
 		if err := a.findCompiler(ctx, env); err != nil {

@@ -335,7 +335,9 @@ func (s *sources) clone(ctx context.Context, source Source, to string) error {
 		return err
 	}
 	if err := git("submodule", "update", "--quiet", "--init", "--recursive", "--depth", "1"); err != nil {
-		return engine.Fail(engine.CauseNetwork, fmt.Errorf("submodules of %s: %w", source.Location, err))
+		if err := git("submodule", "update", "--quiet", "--init", "--recursive"); err != nil {
+			return engine.Fail(engine.CauseNetwork, fmt.Errorf("submodules of %s: %w", source.Location, err))
+		}
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func needBuild(t *testing.T, images ...string) {
 		t.Fatal("needs Linux")
 	}
 	for _, name := range images {
-		box, err := containers().Open(t.Context(), build.BoxSpec{Name: "probe", Owner: "probe", Image: prefix + name})
+		box, err := containers(t).Open(t.Context(), build.BoxSpec{Name: "probe", Owner: "probe", Image: prefix + name})
 		if err != nil {
 			t.Fatalf("image %s: %v\n  make e2e-images makes it", name, err)
 		}
@@ -38,8 +38,10 @@ func needBuild(t *testing.T, images ...string) {
 	}
 }
 
-func containers() *build.Containers {
-	return build.Container(build.ContainerOptions{Engine: "podman", EngineArgs: []string{"--runtime", "runc"}, CABundle: os.Getenv("SSL_CERT_FILE")})
+func containers(t *testing.T) *build.Containers {
+	return build.Container(build.ContainerOptions{
+		Engine: "podman", EngineArgs: []string{"--runtime", "runc"}, CABundle: os.Getenv("SSL_CERT_FILE"), LockDir: t.TempDir(),
+	})
 }
 
 // planOf plans a configuration file; a text instead of a path is written first.
@@ -63,7 +65,7 @@ func planOf(t *testing.T, file string) (*matrix.Plan, build.Options) {
 	}
 	state := t.TempDir()
 	return plan, build.Options{
-		Dir: filepath.Dir(file), StateDir: filepath.Join(state, "state"), DistDir: filepath.Join(state, "dist"), Sandboxes: containers(),
+		Dir: filepath.Dir(file), StateDir: filepath.Join(state, "state"), DistDir: filepath.Join(state, "dist"), Sandboxes: containers(t),
 		Network: build.Network{CertFile: os.Getenv("SSL_CERT_FILE")},
 	}
 }
@@ -199,6 +201,9 @@ packages:
 		e, ok := errors.AsType[*build.RowError](r.Err)
 		if !ok || r.Cause != engine.CauseMemory || r.Attempts != 3 || e.Diagnosis.ID != "oom" {
 			t.Errorf("got %s, cause %s, %d attempts: %v", r.Status, r.Cause, r.Attempts, r.Err)
+		}
+		if _, err := os.Stat("oom"); err == nil {
+			t.Error("podman left a file called oom in the working folder")
 		}
 	})
 }

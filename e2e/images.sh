@@ -109,13 +109,19 @@ CONTROL
   rm -r "$tree"
 }
 
+# discard FOLDER: with care, as mmdebstrap leaves /proc mounted in it when it is interrupted.
+discard() {
+  find "$1" -mindepth 2 -maxdepth 2 \( -name proc -o -name sys \) -exec mountpoint -q {} \; -exec umount --lazy {} \; 2>/dev/null || true
+  rm -rf --one-file-system "$1"
+}
+
 # make_tarball NAME FILE
 make_tarball() {
   local name=$1 file=$2 work args=() option
   recipe "$name"
   work=$(mktemp -d "$cache/work.XXXXXX")
   # shellcheck disable=SC2064 # the folder of now
-  trap "rm -rf '$work'" EXIT
+  trap "discard '$work'" EXIT
   mkdir -p "$cache/debs/$suite"
   for option in "${excludes[@]}" "${trim[@]}"; do
     args+=(--dpkgopt="$option")
@@ -158,7 +164,7 @@ HOOK
     { tail -n 20 "$cache/$name.log" >&2; die "$name: mmdebstrap stopped; its whole output is in $cache/$name.log"; }
   zstd -q -1 -T0 --rm "$work/rootfs.tar" -o "$work/rootfs.tar.zst"
   mv "$work/rootfs.tar.zst" "$file"
-  rm -rf "$work"
+  discard "$work"
   trap - EXIT
 }
 

@@ -298,9 +298,12 @@ func networkEntries() []entry {
 			cause: "The name or the tag is wrong, or was removed: vendors delete images of old toolkits.",
 			text: []pattern{
 				text("manifest", `manifest (?:unknown|for \S+ not found)`), text("repository does not exist", `repository does not exist`),
-				text("name unknown", `name unknown: (?P<image>\S+)?`), text("no such image", `(?i)no such image`), text("invalid reference format", `invalid reference format`),
+				text("name unknown", `name unknown: (?P<image>\S+)?`), text("no such image", `(?i)no such image`), text("image not known", `(?P<image>\S+): image not known`), text("invalid reference format", `invalid reference format`),
 			},
 			say: func(f *finding) (string, string) {
+				if image := or(f.e.Image, f.get("image", "")); strings.HasPrefix(image, "localhost/") {
+					return "This machine has no image " + image + ", and no registry can have one of that name.", ways("make it, or load it from an archive (podman load)", "name another image for the row")
+				}
 				return "The registry has no image " + or(f.e.Image, "of that name") + ".", ways("check the tag in the registry; images for CUDA are called nvidia/cuda:VERSION-devel-OS", "name another image for the row")
 			},
 			hides: []string{"image-pull", "access-denied"},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -34,11 +35,23 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs testdata/script/*.txtar. Besides the commands of testscript they
 // have those of scriptCommands; $EXAMPLES is the folder of the examples and $PLATFORM
-// what Go calls this one.
+// what Go calls this one. Where the condition python holds, kiln finds a Python of the
+// version $PYTHON, whose tag is $CPTAG.
 func TestScripts(t *testing.T) {
 	examples, err := filepath.Abs(filepath.Join("..", "..", "examples"))
 	if err != nil {
 		t.Fatal(err)
+	}
+	python := os.Getenv("KILN_PYTHON")
+	var version, path string
+	if python != "" {
+		out, err := exec.CommandContext(t.Context(), python, "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix)").Output()
+		if err != nil {
+			t.Fatalf("KILN_PYTHON: %v", err)
+		}
+		version, path, _ = strings.Cut(strings.TrimSpace(string(out)), " ")
+	} else if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "python") {
+		t.Error("KILN_PYTHON is not set (KILN_REQUIRE has python)")
 	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 filepath.Join("..", "..", "testdata", "script"),
@@ -49,7 +62,19 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("EXAMPLES", examples)
 			env.Setenv("PLATFORM", runtime.GOOS+"/"+runtime.GOARCH)
+			if python != "" {
+				env.Setenv("PYTHON", version)
+				env.Setenv("CPTAG", "cp"+strings.ReplaceAll(version, ".", ""))
+				env.Setenv("PATH", env.Getenv("PATH")+string(os.PathListSeparator)+filepath.Join(path, "bin"))
+				env.Setenv("SSL_CERT_FILE", os.Getenv("SSL_CERT_FILE"))
+			}
 			return nil
+		},
+		Condition: func(name string) (bool, error) {
+			if name != "python" {
+				return false, fmt.Errorf("unknown condition %q", name)
+			}
+			return python != "", nil
 		},
 	})
 }

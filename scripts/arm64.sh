@@ -7,30 +7,13 @@ cd "$(dirname "$0")/.."
 packages=${PKG:-"./tensor ./quant ./quant/internal/kernels"}
 
 say() { printf 'arm64: %s\n' "$*" >&2; }
+. scripts/apt.sh
 
 qemu=
 if [ "$(uname -m)" != aarch64 ] && [ "$(uname -m)" != arm64 ]; then
   find_qemu() { command -v qemu-aarch64-static || command -v qemu-aarch64; }
   if ! find_qemu >/dev/null; then
-    as_root=()
-    if [ "$(id -u)" != 0 ]; then
-      as_root=(sudo -n)
-    fi
-    if ! command -v apt-get >/dev/null || ! "${as_root[@]}" true 2>/dev/null; then
-      say "missing, and not installable from here: qemu-user-static"
-      say "on Debian or Ubuntu: sudo apt-get install qemu-user-static"
-      exit 1
-    fi
-    say "apt-get install qemu-user-static"
-    mkdir -p .cache
-    if ! {
-      "${as_root[@]}" apt-get -q update &&
-        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install qemu-user-static
-    } >.cache/arm64-apt.log 2>&1; then
-      tail -n 20 .cache/arm64-apt.log >&2
-      say "apt-get did not install qemu-user-static; its whole output is in .cache/arm64-apt.log"
-      exit 1
-    fi
+    install qemu-user-static
   fi
   qemu=$(find_qemu)
   say "under $("$qemu" --version | head -n 1)"

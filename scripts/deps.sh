@@ -36,28 +36,8 @@ find_python() {
 
 have_cxx() { command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null; }
 
-# install PACKAGE...: with apt-get if that is possible without a question, else says what is missing.
-install() {
-  local as_root=()
-  if [ "$(id -u)" != 0 ]; then
-    as_root=(sudo -n)
-  fi
-  if ! command -v apt-get >/dev/null || ! "${as_root[@]}" true 2>/dev/null; then
-    say "missing, and not installable from here: $*"
-    say "on Debian or Ubuntu: sudo apt-get install $*"
-    say "elsewhere: Python 3.10 or newer with venv, pip and its C headers, and a C++ compiler (c++ on PATH)"
-    exit 1
-  fi
-  say "apt-get install $*"
-  if ! {
-    "${as_root[@]}" apt-get -q update &&
-      "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install "$@"
-  } >.cache/deps-apt.log 2>&1; then
-    tail -n 20 .cache/deps-apt.log >&2
-    say "apt-get did not install $*; its whole output is in .cache/deps-apt.log"
-    exit 1
-  fi
-}
+elsewhere="Python 3.10 or newer with venv, pip and its C headers, and a C++ compiler (c++ on PATH)"
+. scripts/apt.sh
 
 mkdir -p .cache
 # Two runs at once in one tree take turns, where there is flock.

@@ -6,27 +6,7 @@ cd "$(dirname "$0")/.."
 
 say() { printf 'podman: %s\n' "$*" >&2; }
 
-# install PACKAGE...: with apt-get if that is possible without a question, else says what is missing.
-install() {
-  local as_root=()
-  if [ "$(id -u)" != 0 ]; then
-    as_root=(sudo -n)
-  fi
-  if ! command -v apt-get >/dev/null || ! "${as_root[@]}" true 2>/dev/null; then
-    say "missing, and not installable from here: $*"
-    say "on Debian or Ubuntu: sudo apt-get install $*"
-    exit 1
-  fi
-  say "apt-get install $*"
-  if ! {
-    "${as_root[@]}" apt-get -q update &&
-      "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install "$@"
-  } >.cache/podman-apt.log 2>&1; then
-    tail -n 20 .cache/podman-apt.log >&2
-    say "apt-get did not install $*; its whole output is in .cache/podman-apt.log"
-    exit 1
-  fi
-}
+. scripts/apt.sh
 
 mkdir -p .cache
 if command -v flock >/dev/null; then

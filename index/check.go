@@ -80,7 +80,7 @@ func (s *Store) Check(ctx context.Context, opts CheckOptions) (*Report, error) {
 	}
 	err := s.update(ctx, func(u *update) error {
 		// A commit in front of this callback has completed what was interrupted.
-		c := &checker{store: s, u: u, opts: opts, report: r, expected: map[string]bool{}}
+		c := &checker{store: s, u: u, opts: opts, report: r, tree: newTree(s, true, nil), expected: map[string]bool{}}
 		return c.run(ctx)
 	})
 	if err != nil {
@@ -100,15 +100,14 @@ func (s *Store) repairState(ctx context.Context) error {
 		return err
 	}
 	defer lock.Unlock() //nolint:errcheck // nothing was written through it
-	logs, err := filepath.Glob(filepath.Join(s.dir, stateDir, "catalog-*.jsonl"))
+	logs, err := logs(s.dir)
 	if err != nil || len(logs) == 0 {
 		return fmt.Errorf("repair index %s: no catalog: %w", s.dir, errState)
 	}
 	// The last one is complete: a log gets its name when it is.
-	log := slices.Max(logs)
 	st := newState()
-	st.log = filepath.Base(log)
-	f, err := os.Open(log)
+	st.log = logs[len(logs)-1]
+	f, err := os.Open(filepath.Join(s.dir, stateDir, st.log))
 	if err != nil {
 		return err
 	}
@@ -122,7 +121,7 @@ func (s *Store) repairState(ctx context.Context) error {
 		return err
 	}
 	st.config = ^uint32(0) // makes the next change write all pages
-	return st.write(s.dir)
+	return st.write(s)
 }
 
 type checker struct {
@@ -130,6 +129,7 @@ type checker struct {
 	u        *update
 	opts     CheckOptions
 	report   *Report
+	tree     *tree
 	expected map[string]bool // pages and hosted files, relative
 }
 
@@ -284,7 +284,7 @@ func (c *checker) checkPages(p *Project, roots map[string][]string, combinations
 }
 
 func (c *checker) checkFolder(rel string, pages []pageFile) error {
-	t := newTree(c.store.dir, true, nil)
+	t := c.tree
 	for _, p := range pages {
 		c.report.Pages++
 		name := filepath.ToSlash(filepath.Join(rel, p.name))

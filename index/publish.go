@@ -628,7 +628,13 @@ func (c *candidate) readSdist(ctx context.Context, r io.ReaderAt, size int64) er
 func (s *Store) place(c *candidate) error {
 	path := filepath.Join(s.dir, filepath.FromSlash(c.file.HostedPath()))
 	dir := filepath.Dir(path)
+	if err := s.touch(dir); err != nil {
+		return err
+	}
 	if err := mkdirDurable(s.dir, dir); err != nil {
+		return err
+	}
+	if err := s.touch(path + ".metadata"); err != nil {
 		return err
 	}
 	if !c.file.Metadata.IsZero() {
@@ -638,6 +644,9 @@ func (s *Store) place(c *candidate) error {
 	}
 	if sum, err := digestFile(path); err == nil && sum == c.file.SHA256 {
 		return nil // left by an interrupted change
+	}
+	if err := s.touch(path); err != nil {
+		return err
 	}
 	if c.source.Move && s.move(c, path) {
 		return nil

@@ -219,8 +219,12 @@ func readState(dir string) (*state, error) {
 	return parseState(data)
 }
 
-func (st *state) write(dir string) error {
-	return fsx.WriteFile(filepath.Join(dir, stateDir, stateFile), st.append(nil), 0o644)
+func (st *state) write(s *Store) error {
+	path := filepath.Join(s.dir, stateDir, stateFile)
+	if err := s.touch(path); err != nil {
+		return err
+	}
+	return fsx.WriteFile(path, st.append(nil), 0o644)
 }
 
 // readBlock reads and parses the block of an entry.

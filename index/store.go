@@ -46,6 +46,10 @@ type StoreOptions struct {
 type Store struct {
 	dir string
 	log *slog.Logger
+	// fault, in tests, is asked before every change to a file. Its error ends the operation there,
+	// as a kill would.
+	fault func(path string) error
+	bulk  int // bulkPages, or less in tests
 
 	mu      sync.Mutex // guards what follows, the last state that was read
 	seen    stamp
@@ -83,7 +87,7 @@ func Open(dir string, opts StoreOptions) (*Store, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("open index %s: not a folder", dir)
 	}
-	s := &Store{dir: dir, log: opts.Log}
+	s := &Store{dir: dir, log: opts.Log, bulk: bulkPages}
 	if _, _, err := s.readConfig(); err != nil {
 		return nil, err
 	}
@@ -290,6 +294,14 @@ func (s *Store) OpenFile(f *File, metadata bool) (*os.File, error) {
 		path += ".metadata"
 	}
 	return root.Open(filepath.FromSlash(path))
+}
+
+// touch is called before every change to a file.
+func (s *Store) touch(path string) error {
+	if s.fault == nil {
+		return nil
+	}
+	return s.fault(path)
 }
 
 // lock waits for the right to write and prepares the folder.

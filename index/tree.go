@@ -2,8 +2,10 @@ package index
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
@@ -33,6 +35,7 @@ const bulkPages = 400
 // tree writes pages below a folder. Every file is replaced in one step, and only if its
 // content changes. A tree is used by one goroutine.
 type tree struct {
+	store   *Store
 	dir     string
 	durable bool
 	temp    *atomic.Int64 // numbers for temporary names, shared by all trees of a change
@@ -42,11 +45,11 @@ type tree struct {
 	made    map[string]bool // folders that are there
 }
 
-func newTree(dir string, durable bool, temp *atomic.Int64) *tree {
+func newTree(store *Store, durable bool, temp *atomic.Int64) *tree {
 	// Pages consist of hashes, which nothing compresses, and of repetition, which the first
 	// level finds: higher ones gain a few percent for several times the work.
 	gz, _ := gzip.NewWriterLevel(nil, 1) // the level is valid
-	return &tree{dir: dir, durable: durable, temp: temp, gz: gz, made: map[string]bool{}}
+	return &tree{store: store, dir: store.dir, durable: durable, temp: temp, gz: gz, made: map[string]bool{}}
 }
 
 // tempDir is where files are written before they get their name.
@@ -113,6 +116,9 @@ func (t *tree) putFolder(rel, twin string, pages []pageFile) error {
 	if err := t.mkdir(filepath.Dir(dir)); err != nil {
 		return err
 	}
+	if err := t.store.touch(dir); err != nil {
+		return err
+	}
 	return os.Rename(temp, dir)
 }
 
@@ -128,20 +134,41 @@ func (t *tree) putPages(dir string, pages []pageFile) error {
 	return nil
 }
 
-// put writes a page and its compressed twin into a folder.
+// put writes a page and its compressed twin into a folder. Each is compared by itself: a
+// change that was cut short may have written one of them only.
 func (t *tree) put(dir string, p *pageFile) error {
 	path := filepath.Join(dir, p.name)
-	if same(path, p.data) {
-		if exists(path + gzSuffix) {
-			return nil
+	if !same(path, p.data) {
+		if err := t.replace(path, p.data); err != nil {
+			return err
 		}
-	} else if err := t.replace(path, p.data); err != nil {
-		return err
+	}
+	if isTwin(path+gzSuffix, p.data) {
+		return nil
 	}
 	if err := t.pack(p); err != nil {
 		return err
 	}
 	return t.replace(path+gzSuffix, p.packed)
+}
+
+// isTwin reports whether a compressed page is that of data, by what gzip notes at the end of the
+// file: checksum and length. Reading it costs a fraction of compressing data to compare.
+func isTwin(path string, data []byte) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	var trailer [8]byte
+	if err != nil || !info.Mode().IsRegular() || info.Size() < int64(len(trailer)) {
+		return false
+	}
+	if _, err := f.ReadAt(trailer[:], info.Size()-int64(len(trailer))); err != nil {
+		return false
+	}
+	return binary.LittleEndian.Uint32(trailer[:4]) == crc32.ChecksumIEEE(data) && binary.LittleEndian.Uint32(trailer[4:]) == uint32(len(data))
 }
 
 func same(path string, data []byte) bool {
@@ -154,6 +181,9 @@ func same(path string, data []byte) bool {
 }
 
 func (t *tree) replace(path string, data []byte) error {
+	if err := t.store.touch(path); err != nil {
+		return err
+	}
 	t.written++
 	if t.durable {
 		return fsx.WriteFile(path, data, 0o644)
@@ -191,6 +221,9 @@ func (t *tree) mkdir(dir string) error {
 			return err
 		}
 	}
+	if err := t.store.touch(dir); err != nil {
+		return err
+	}
 	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -214,11 +247,17 @@ func (t *tree) removePages(rel string) error {
 	}
 	for _, e := range entries {
 		if isPage(e.Name()) || fsx.IsTemp(e.Name()) {
+			if err := t.store.touch(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
 			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
 			t.written++
 		}
+	}
+	if err := t.store.touch(dir); err != nil {
+		return err
 	}
 	return removeEmpty(t.dir, dir)
 }

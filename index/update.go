@@ -31,8 +31,9 @@ import (
 //  6. the state, which says that the pages are done
 //  7. removal of hosted files that no page names any more
 //
-// A change that was cut short between 2 and 6 is found by the next one as blocks after
-// the end of the log that the state knows, and is completed together with it.
+// A change that was cut short between 2 and 6 is found by the next one as blocks after the end of the
+// log that the state knows; a change of the configuration, which is written before all of this, by
+// its checksum. It is completed before the next one begins: only it knows which pages it wrote.
 type update struct {
 	store  *Store
 	st     *state // as found
@@ -70,10 +71,9 @@ func (u *update) run(ctx context.Context, change func(u *update) error) error {
 	if err := u.open(); err != nil {
 		return err
 	}
-	if len(u.projects) > 0 {
-		// First complete what was cut short: the pages that it wrote are known only from its
-		// own blocks.
-		u.store.log.Warn("completing an interrupted change", "projects", len(u.projects))
+	if len(u.projects) > 0 || u.rebuild && len(u.st.entries) > 0 {
+		// The pages that it wrote are known only from its own blocks, or its own configuration.
+		u.store.log.Warn("completing an interrupted change", "projects", len(u.projects), "all", u.rebuild)
 		if err := u.commit(); err != nil {
 			return err
 		}
@@ -116,11 +116,14 @@ func (u *update) open() (err error) {
 		return err
 	}
 	info, err := u.log.Stat()
-	if err != nil || info.Size() == u.st.logLen {
+	if err != nil {
 		return err
 	}
 	if info.Size() < u.st.logLen {
 		return fmt.Errorf("%s has %d bytes, not %d: it was damaged from outside", u.logPath(), info.Size(), u.st.logLen)
+	}
+	if err := u.removeLogs(); err != nil || info.Size() == u.st.logLen {
+		return err
 	}
 	end, err := tail(u.log, u.st.logLen, func(p *Project, offset, length int64) error {
 		u.projects[p.Name] = p
@@ -139,7 +142,35 @@ func (u *update) open() (err error) {
 	return nil
 }
 
+// removeLogs removes logs that are not the one of the state, which a rewriting that was cut short
+// left. [Store.repairState] would take a newer one for the catalog.
+func (u *update) removeLogs() error {
+	logs, err := logs(u.store.dir)
+	if err != nil {
+		return err
+	}
+	for _, name := range logs {
+		if name != u.st.log {
+			if err := os.Remove(filepath.Join(u.store.dir, stateDir, name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func logName(n int) string { return fmt.Sprintf("catalog-%06d.jsonl", n) }
+
+// logs returns the names of all logs, the newest last.
+func logs(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(filepath.Join(dir, stateDir))
+	for _, e := range entries {
+		if ok, _ := filepath.Match("catalog-*.jsonl", e.Name()); ok {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
 
 func (u *update) logPath() string { return filepath.Join(u.store.dir, stateDir, u.st.log) }
 
@@ -173,6 +204,9 @@ func (u *update) setConfig(config Config) error {
 	}
 	text = append(text, '\n')
 	if !same(u.store.configPath(), text) {
+		if err := u.store.touch(u.store.configPath()); err != nil {
+			return err
+		}
 		if err := fsx.WriteFile(u.store.configPath(), text, 0o644); err != nil {
 			return err
 		}
@@ -210,7 +244,7 @@ func (u *update) commit() error {
 	if err := u.writePages(old, next, render); err != nil {
 		return err
 	}
-	if err := next.write(u.store.dir); err != nil {
+	if err := next.write(u.store); err != nil {
 		return err
 	}
 	u.st = next
@@ -231,6 +265,9 @@ func (u *update) appendBlocks() error {
 		if err := fsx.SyncDir(filepath.Dir(u.logPath())); err != nil {
 			return err
 		}
+	}
+	if err := u.store.touch(u.logPath()); err != nil {
+		return err
 	}
 	if _, err := u.log.Seek(u.st.logLen, 0); err != nil {
 		return err
@@ -343,7 +380,7 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 			lists[path] = true
 		}
 	}
-	durable := count < bulkPages
+	durable := count < u.store.bulk
 	if !durable {
 		if err := os.MkdirAll(tempDir(u.store.dir), 0o777); err != nil {
 			return err
@@ -353,7 +390,7 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 	if err := u.writeProjects(next, roots, render, durable, &temp); err != nil {
 		return err
 	}
-	t := newTree(u.store.dir, durable, &temp)
+	t := newTree(u.store, durable, &temp)
 	for _, path := range slices.Sorted(maps.Keys(lists)) {
 		if len(roots[path]) == 0 {
 			continue
@@ -409,7 +446,7 @@ func (u *update) writeProjects(next *state, roots map[string][]string, render ma
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {
-			t := newTree(u.store.dir, durable, temp)
+			t := newTree(u.store, durable, temp)
 			for {
 				i := int(position.Add(1)) - 1
 				if i >= len(names) {
@@ -532,6 +569,9 @@ func (u *update) removeHosted() error {
 	for _, f := range u.unlink {
 		path := filepath.Join(u.store.dir, filepath.FromSlash(f.HostedPath()))
 		for _, p := range []string{path + ".metadata", path} {
+			if err := u.store.touch(p); err != nil {
+				return err
+			}
 			if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
@@ -585,10 +625,13 @@ func (u *update) rewriteLog() error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	if err := u.store.touch(f.Path()); err != nil {
+		return err
+	}
 	if err := f.Commit(); err != nil {
 		return err
 	}
-	if err := next.write(u.store.dir); err != nil {
+	if err := next.write(u.store); err != nil {
 		return err
 	}
 	old := u.logPath()
@@ -597,6 +640,9 @@ func (u *update) rewriteLog() error {
 		return err
 	}
 	u.log = nil
+	if err := u.store.touch(old); err != nil {
+		return err
+	}
 	return os.Remove(old)
 }
 

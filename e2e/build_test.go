@@ -280,3 +280,44 @@ func TestE2EDiskFull(t *testing.T) {
 		t.Errorf("got %s, cause %s: %v", r.Status, r.Cause, r.Err)
 	}
 }
+
+// TestE2ECUDACheck builds with CUDA 13 for a torch of CUDA 12: refused, unless packages.yml says that torch's
+// check is to be switched off; then the record says so.
+func TestE2ECUDACheck(t *testing.T) {
+	needBuild(t, "trixie-torch26", "trixie-torch26-runtime")
+	torchExt, err := filepath.Abs(filepath.Join("testdata", "torch-ext"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, opts := planOf(t, write(t, map[string]string{"packages.yml": strings.NewReplacer("IMAGE/", prefix, "TORCH-EXT", torchExt).Replace(`
+x-shared: &shared
+  versions: ["0.1.0"]
+  source: {path: TORCH-EXT}
+  extra_deps: [build, "setuptools<80", wheel, ninja, nvidia-cuda-nvcc==13.0.*, nvidia-cuda-crt==13.0.*, nvidia-nvvm==13.0.*, nvidia-cuda-runtime==13.0.*, nvidia-cuda-cccl==13.0.*]
+  torch_source: {system: true}
+  image: IMAGE/trixie-torch26
+  test: {image: IMAGE/trixie-torch26-runtime}
+  matrix: [{os: debian-13, python: "3.13", cuda: "13.0.2", torch: "2.6.0", arch: "9.0"}]
+packages:
+  torch-ext: {<<: *shared}
+  torch-ext-bypass:
+    <<: *shared
+    build: {cuda_check: bypass, patches: [{file: setup.py, find: 'name="torch-ext"', replace: 'name="torch-ext-bypass"'}]}
+`)}))
+	for _, r := range runRows(t, plan, opts).Rows {
+		log := logOf(r)
+		if r.Row.Package == "torch-ext" {
+			if e, ok := errors.AsType[*build.RowError](r.Err); !ok || e.Diagnosis.ID != "torch-cuda" {
+				t.Errorf("strict: %s, %v\n%s", r.Status, r.Err, log)
+			}
+			continue
+		}
+		t.Logf("bypass: %s, %v", r.Status, r.Err)
+		if !strings.Contains(log, "== collect:") || strings.Contains(log, "CUDA version mismatch") {
+			t.Errorf("bypass: it does not compile\n%s", log)
+		}
+		if r.Status == engine.StatusDone && !slices.ContainsFunc(r.Record.Patches, func(p build.PatchRecord) bool { return strings.Contains(p.File, "cpp_extension") && p.Places > 0 }) {
+			t.Errorf("bypass: the record does not say so: %+v", r.Record.Patches)
+		}
+	}
+}

@@ -96,6 +96,15 @@ type boundGroup struct {
 	compat *compat.Table
 }
 
+// publishedTorch are the rules about the builds of torch that PyTorch publishes.
+var publishedTorch = []string{compat.RuleTorchVersion, compat.RuleTorchOS, compat.RuleTorchCUDA, compat.RuleTorchROCm, compat.RuleTorchPython}
+
+// ownTorch reports whether the row's torch is one that somebody else built.
+func (o origin) ownTorch() bool {
+	torch := torchSource(o.group.pkg, o.group.shared)
+	return torch.System.Value || torch.Path.IsSet()
+}
+
 // value returns the row's value of an axis as written.
 func (o origin) value(name string) Text {
 	i := slices.IndexFunc(o.group.axes, func(a axis) bool { return a.name == name })
@@ -433,6 +442,9 @@ func (p *planner) add(row Row, from origin) {
 	findings := p.opts.Compat.Check(compat.Combo{
 		OS: row.OS, Python: row.Python, CUDA: row.CUDA, ROCm: row.ROCm, Torch: row.Torch, Arch: row.Arch, Kind: row.Kind,
 	})
+	if from.ownTorch() {
+		findings = slices.DeleteFunc(findings, func(f compat.Finding) bool { return slices.Contains(publishedTorch, f.Rule) })
+	}
 	if p.opts.SkipIncompatible {
 		for _, f := range findings {
 			if f.Severity == compat.Error {

@@ -294,6 +294,22 @@ func TestSkipIncompatible(t *testing.T) {
 	}
 }
 
+// TestOwnTorch: which builds PyTorch publishes does not matter for a torch from elsewhere.
+func TestOwnTorch(t *testing.T) {
+	const doc = `packages:
+  x:
+    versions: ["1.0"]
+    torch_source: SOURCE
+    matrix:
+      - {cuda: "12.1.0", torch: "2.6.0", python: "3.12"}
+`
+	for source, ok := range map[string]bool{"{system: true}": true, "{path: /srv/torch}": true, "{index: https://mirror.example/whl}": false} {
+		if p := parse(t, strings.Replace(doc, "SOURCE", source, 1)).Plan(matrix.Options{}); (p.Err() == nil) != ok {
+			t.Errorf("%s: %v", source, p.Err())
+		}
+	}
+}
+
 func TestReadVersions(t *testing.T) {
 	for _, tt := range []struct{ name, file, pattern, want, err string }{
 		{"python", "__version__ = \"0.3.2\"\n", "", "0.3.2", ""},

@@ -22,7 +22,7 @@ export KILN_PYTHON ?= $(CURDIR)/$(CACHE)/venv/bin/python
 export KILN_OLD_PIP_PYTHON ?= $(CURDIR)/$(CACHE)/venv-old-pip/bin/python
 export KILN_UV ?= $(CURDIR)/$(CACHE)/venv/bin/uv
 comma := ,
-export KILN_REQUIRE ?= python,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple$(if $(CI),$(comma)podman$(comma)chromium)
+export KILN_REQUIRE ?= python,cc,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple$(if $(CI),$(comma)podman$(comma)chromium$(comma)ccache)
 
 # Knobs, as in `make test PKG=./wheel/... RUN=TestVersion`.
 PKG ?= ./...
@@ -108,6 +108,29 @@ e2e-model: export KILN_EXLLAMAV2_PYTHON ?= $(CURDIR)/$(CACHE)/venv-exllamav2/bin
 e2e-model: deps
 	@scripts/exllamav2.sh
 	$(GO) test ./exl2 -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
+
+## e2e-toolchain: ten containers that each lack one thing: diagnosis, fix, success (RUN=TestX/name to limit)
+.PHONY: e2e-toolchain
+e2e-toolchain: export KILN_E2E := toolchain
+e2e-toolchain: deps
+	e2e/images.sh ci bookworm-cuda118 trixie-cuda124 trixie-torch26
+	$(GO) test ./e2e -run '$(or $(RUN),^TestE2EToolchain$$)' -v -count=1 -timeout 2h
+
+## e2e-wine: the Windows binary of kiln doctor under Wine, with made-up installations of Visual Studio and CUDA
+.PHONY: e2e-wine
+e2e-wine: export KILN_E2E := wine
+e2e-wine: deps
+	scripts/podman.sh
+	e2e/images.sh ci
+	$(GO) test ./e2e -run '^TestE2EWine$$' -v -count=1 -timeout 1h
+
+## e2e-jit-exllamav2: compile exllamav2's own extension with kiln jit in a container, eight processes at once (EXLLAMAV2=checkout; half an hour of processor)
+.PHONY: e2e-jit-exllamav2
+e2e-jit-exllamav2: export KILN_E2E := jit-exllamav2
+e2e-jit-exllamav2: export KILN_EXLLAMAV2 := $(EXLLAMAV2)
+e2e-jit-exllamav2: deps
+	e2e/images.sh trixie-torch26
+	$(GO) test ./e2e -run '^TestE2EJITExLlamaV2$$' -v -count=1 -timeout 4h
 
 ## check: what CI runs: lint, generate-check, cross, test, with the time of each
 CHECK_STEPS := lint generate-check cross test
@@ -218,6 +241,14 @@ bench-audit: deps build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./scripts/benchaudit -kiln bin/kiln -library '$(LIBRARY)' | tee $(CACHE)/bench/audit.txt
 
+## bench-jit: kiln jit beside torch.utils.cpp_extension.load: cold, warm, after an upgrade of torch, after a kill (JIT_ROUNDS=1)
+.PHONY: bench-jit
+bench-jit: build
+	@scripts/podman.sh
+	@e2e/images.sh trixie-torch26
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; scripts/benchjit/run.sh $(or $(JIT_ROUNDS),1) | tee $(CACHE)/bench/jit.txt
+
 ## bench-serve: the server against nginx and pypiserver; memory of a large upload
 .PHONY: bench-serve
 bench-serve: deps build
@@ -237,12 +268,19 @@ bench-quant: deps
 test-arm64:
 	@scripts/arm64.sh
 
-## gpu-check: conformance of the CUDA kernels on this machine's GPU, then their speed (kiln-gpu built elsewhere: KILN_GPU=path)
+## gpu-check: conformance of the CUDA kernels on this machine's GPU, then compute-sanitizer (kiln-gpu built elsewhere: KILN_GPU=path)
 .PHONY: gpu-check
 gpu-check:
 	@if command -v $(GO) >/dev/null; then $(GO) build -o $(CACHE)/gpu/kiln/kiln-gpu ./cmd/kiln-gpu; fi
 	@mkdir -p $(CACHE)/bench
 	@scripts/gpucheck.sh $(CACHE)/bench
+
+## gpu-bench: speed of the CUDA kernels on this machine's GPU beside cuBLAS (KILN_BASELINE=file with times of other kernels to compare)
+.PHONY: gpu-bench
+gpu-bench:
+	@if command -v $(GO) >/dev/null; then $(GO) build -o $(CACHE)/gpu/kiln/kiln-gpu ./cmd/kiln-gpu; fi
+	@mkdir -p $(CACHE)/bench
+	@scripts/gpubench.sh $(CACHE)/bench
 
 ## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
 .PHONY: fuzz

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,9 +9,11 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/quant"
 	"github.com/kiln-build/kiln/quant/cuda"
 	"github.com/kiln-build/kiln/quant/quanttest"
@@ -26,11 +29,16 @@ type measurement struct {
 	// CopyFraction is the rate at which the quantized bytes are read over that of a copy.
 	CopyFraction float64      `json:"copy_fraction"`
 	BLAS         *cuda.Timing `json:"cublas,omitempty"`
+	// DenseFraction is the rate of arithmetic over the best that cuBLAS reaches in the same run, 0 without cuBLAS.
+	DenseFraction float64 `json:"dense_fraction,omitempty"`
 }
 
 type benchReport struct {
+	Made          time.Time     `json:"made"`
+	DriverVersion int           `json:"driver_version"` // 13000 for CUDA 13.0
 	Device        cuda.Info     `json:"device"`
 	CopyBandwidth float64       `json:"copy_bytes_per_second"`
+	DenseFlops    float64       `json:"dense_flops_per_second,omitempty"` // the best of cuBLAS
 	Measurements  []measurement `json:"measurements"`
 }
 
@@ -43,6 +51,7 @@ type benchFlags struct {
 	formats []string
 	blas    string
 	noBLAS  bool
+	report  string
 }
 
 func newBench() *cobra.Command {
@@ -62,6 +71,7 @@ one width of B bits in groups of 128 rows, exl2-8/5/4 for a mixture with a tenth
 	c.Flags().IntSliceVar(&f.rows, "m", []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096}, "rows of activations")
 	c.Flags().StringSliceVar(&f.formats, "format", []string{"exl2-4"}, "formats of the matrices")
 	c.Flags().StringVar(&f.blas, "cublas", "", "path of libcublas (default: where the loader finds it)")
+	c.Flags().StringVar(&f.report, "report", "", "file that gets the JSON too, for compare")
 	c.Flags().BoolVar(&f.noBLAS, "no-cublas", false, "leave out cuBLAS")
 	return c
 }
@@ -84,14 +94,23 @@ func (f *benchFlags) run(c *cobra.Command) error {
 			defer blas.Close()
 		}
 	}
-	report := benchReport{Device: d.Info()}
+	report := benchReport{Made: time.Now().UTC().Truncate(time.Second), Device: d.Info()}
+	if _, report.DriverVersion, err = cuda.Probe(); err != nil {
+		return err
+	}
+	if blas != nil {
+		if report.DenseFlops, err = d.DenseFlops(blas); err != nil {
+			return err
+		}
+	}
 	if report.CopyBandwidth, err = d.CopyBandwidth(); err != nil {
 		return err
 	}
 	out := c.OutOrStdout()
 	if !f.json {
-		fmt.Fprintf(out, "%s, copy %.0f GB/s\n", d.Name(), report.CopyBandwidth/1e9)
-		fmt.Fprintf(out, "%5s %5s %-10s %5s %9s %7s %8s %6s %9s %6s\n", "K", "N", "format", "m", "µs", "GB/s", "TFLOP/s", "% copy", "cuBLAS µs", "ratio")
+		fmt.Fprintf(out, "%s, driver for CUDA %d.%d, %s\ncopy %.0f GB/s, cuBLAS %.0f TFLOP/s\n", d.Name(), report.DriverVersion/1000,
+			report.DriverVersion%1000/10, report.Made.Format(time.RFC3339), report.CopyBandwidth/1e9, report.DenseFlops/1e12)
+		fmt.Fprintf(out, "%5s %5s %-10s %5s %9s %7s %8s %6s %7s %9s %6s\n", "K", "N", "format", "m", "µs", "GB/s", "TFLOP/s", "% copy", "% dense", "cuBLAS µs", "ratio")
 	}
 	for _, shape := range f.shapes {
 		k, n, err := parseShape(shape)
@@ -102,6 +121,9 @@ func (f *benchFlags) run(c *cobra.Command) error {
 			one := func(m measurement) {
 				m.K, m.N, m.Format = k, n, format
 				m.CopyFraction = m.Kiln.BytesPerSecond / report.CopyBandwidth
+				if report.DenseFlops > 0 {
+					m.DenseFraction = m.Kiln.FlopsPerSecond / report.DenseFlops
+				}
 				report.Measurements = append(report.Measurements, m)
 				if !f.json {
 					m.print(out, f.tune)
@@ -110,6 +132,15 @@ func (f *benchFlags) run(c *cobra.Command) error {
 			if err := f.measure(c.Context(), d, blas, k, n, format, one); err != nil {
 				return fmt.Errorf("%s, %s: %w", shape, format, err)
 			}
+		}
+	}
+	if f.report != "" {
+		var text bytes.Buffer
+		if err := writeJSON(&text, report); err != nil {
+			return err
+		}
+		if err := fsx.WriteFile(f.report, text.Bytes(), 0o666); err != nil {
+			return err
 		}
 	}
 	if f.json {
@@ -122,7 +153,7 @@ func (m measurement) print(out io.Writer, tune bool) {
 	fmt.Fprintf(out, "%5d %5d %-10s %5d %9.2f %7.0f %8.1f %5.0f%%", m.K, m.N, m.Format, m.M,
 		m.Kiln.Seconds*1e6, m.Kiln.BytesPerSecond/1e9, m.Kiln.FlopsPerSecond/1e12, 100*m.CopyFraction)
 	if m.BLAS != nil {
-		fmt.Fprintf(out, " %9.2f %6.2f", m.BLAS.Seconds*1e6, m.BLAS.Seconds/m.Kiln.Seconds)
+		fmt.Fprintf(out, " %6.0f%% %9.2f %6.2f", 100*m.DenseFraction, m.BLAS.Seconds*1e6, m.BLAS.Seconds/m.Kiln.Seconds)
 	}
 	if tune {
 		fmt.Fprintf(out, "  %s", m.Kiln.Kernel)

@@ -9,6 +9,7 @@ import (
 	"math"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,14 +24,20 @@ const maxGoldenError = 3e-4
 
 func newCheck() *cobra.Command {
 	var (
-		device deviceFlags
-		golden string
+		device  deviceFlags
+		golden  string
+		seed    uint64
+		repeats int
+		quick   bool
 	)
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Compare the kernels with the reference and with results of exllamav2",
-		Long: `Check runs the suite that every backend of kiln has to pass on a device. With --golden it also reconstructs the matrices
-in exl2.safetensors and gptq.safetensors of that folder, bit for bit, and compares products with the recorded ones.`,
+		Long: `Check runs the suite that every backend of kiln has to pass on a device, and what only a device can show: fresh random
+matrices of every mixture of widths with 1 to 4096 rows of activations, products of the sizes that models have, recorded
+graphs, repeated products and activations that are not finite. With --golden it also reconstructs the matrices in
+exl2.safetensors and gptq.safetensors of that folder, bit for bit, and compares products with the recorded ones. --quick leaves
+out what takes long under compute-sanitizer: large sizes, most repeats and the suite.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := device.open()
@@ -44,7 +51,10 @@ in exl2.safetensors and gptq.safetensors of that folder, bit for bit, and compar
 					return err
 				}
 			}
-			if err := checkLarge(c.Context(), c.OutOrStdout(), d); err != nil {
+			if seed == 0 {
+				seed = uint64(time.Now().UnixNano())
+			}
+			if err := checkConditions(c.Context(), c.OutOrStdout(), d, seed, repeats, quick); err != nil || quick {
 				return err
 			}
 			conformance(device.open)
@@ -53,7 +63,28 @@ in exl2.safetensors and gptq.safetensors of that folder, bit for bit, and compar
 	}
 	device.add(c)
 	c.Flags().StringVar(&golden, "golden", "", "folder with exl2.safetensors and gptq.safetensors")
+	c.Flags().Uint64Var(&seed, "seed", 0, "of the fresh matrices (default: the time)")
+	c.Flags().IntVar(&repeats, "repeats", 1000, "how often a product is repeated")
+	c.Flags().BoolVar(&quick, "quick", false, "leave out what takes long under compute-sanitizer")
 	return c
+}
+
+// checkConditions runs all checks with random matrices.
+func checkConditions(ctx context.Context, out io.Writer, d *cuda.Device, seed uint64, repeats int, quick bool) error {
+	if quick {
+		const k, n = 1056, 544
+		return errors.Join(
+			checkGraphs(ctx, out, d, k, n),
+			checkRepeats(ctx, out, d, k, n, 3),
+			checkSpecial(ctx, out, d, k, n))
+	}
+	const k, n = 4096, 4096
+	return errors.Join(
+		checkFresh(ctx, out, d, seed),
+		checkLarge(ctx, out, d),
+		checkGraphs(ctx, out, d, k, n),
+		checkRepeats(ctx, out, d, k, n, repeats),
+		checkSpecial(ctx, out, d, k, n))
 }
 
 // checkGolden compares with all cases in a folder.
@@ -113,15 +144,11 @@ func checkCase(ctx context.Context, d *cuda.Device, f *safetensors.File, format,
 		return 0, 0, err
 	}
 	defer w.Close()
-	got, err := dequantize(d, w)
+	got, err := dequantize(d, d, w)
 	if err != nil {
 		return 0, 0, err
 	}
-	if !bytes.Equal(got, recon) {
-		at := 0
-		for got[at] == recon[at] {
-			at++
-		}
+	if at := firstDifference(got, recon); at >= 0 {
 		return 0, 0, fmt.Errorf("reconstruction differs first at row %d, column %d", at/2/m.Cols(), at/2%m.Cols())
 	}
 	if fused, err = multiply(ctx, d, w, x, exact, quant.PathAuto); err != nil {
@@ -136,8 +163,8 @@ func checkCase(ctx context.Context, d *cuda.Device, f *safetensors.File, format,
 	return fused, rounded, nil
 }
 
-func dequantize(d *cuda.Device, w quant.Weight) ([]byte, error) {
-	dense, err := d.NewMatrix(w.Rows(), w.Cols())
+func dequantize(b quant.Backend, d dequantizer, w quant.Weight) ([]byte, error) {
+	dense, err := b.NewMatrix(w.Rows(), w.Cols())
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +194,7 @@ func multiply(ctx context.Context, d *cuda.Device, w quant.Weight, x, want []byt
 }
 
 // product returns x·W. What is not written is NaN.
-func product(ctx context.Context, d *cuda.Device, w quant.Weight, x []byte, path quant.Path) ([]float32, error) {
+func product(ctx context.Context, d quant.Backend, w quant.Weight, x []byte, path quant.Path) ([]float32, error) {
 	rows := len(x) / 2 / w.Rows()
 	in, err := d.NewMatrix(rows, w.Rows())
 	if err != nil {

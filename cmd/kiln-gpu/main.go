@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -41,7 +42,7 @@ func newRoot(out io.Writer) *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetOut(out)
-	root.AddCommand(newProbe(), newCheck(), newBench())
+	root.AddCommand(newProbe(), newCheck(), newBench(), newCompare())
 	return root
 }
 
@@ -91,18 +92,34 @@ type deviceFlags struct {
 	ordinal int
 	ptx     bool
 	kernels string
+	jit     bool
+	nvrtc   string
+	cache   string
+	blas    string
 }
 
 func (f *deviceFlags) add(c *cobra.Command) {
 	c.Flags().IntVar(&f.ordinal, "device", 0, "number of the device")
 	c.Flags().BoolVar(&f.ptx, "ptx", false, "use the portable kernels")
 	c.Flags().StringVar(&f.kernels, "kernels", "", "folder of compiled kernels (default: the embedded ones)")
+	c.Flags().StringVar(&f.blas, "with-cublas", "", "let cuBLAS compute products of thousands of rows: auto, or the path of libcublas")
+	c.Flags().BoolVar(&f.jit, "jit", false, "compile the kernels for this device with NVRTC")
+	c.Flags().StringVar(&f.nvrtc, "nvrtc", "", "path of libnvrtc (default: where the loader finds it)")
+	c.Flags().StringVar(&f.cache, "jit-cache", "", "folder for kernels that --jit compiled (default: the user's cache folder)")
 }
 
 func (f *deviceFlags) open() (*cuda.Device, error) {
-	opts := cuda.Options{Ordinal: f.ordinal, PTX: f.ptx}
+	opts := cuda.Options{Ordinal: f.ordinal, PTX: f.ptx, BLAS: f.blas}
 	if f.kernels != "" {
 		opts.Kernels = os.DirFS(f.kernels)
+	}
+	if f.jit {
+		opts.JIT = &cuda.JIT{Library: f.nvrtc, Cache: f.cache}
+		if f.cache == "" {
+			if dir, err := os.UserCacheDir(); err == nil { // without one nothing is kept
+				opts.JIT.Cache = filepath.Join(dir, "kiln", "kernels")
+			}
+		}
 	}
 	return cuda.Open(opts)
 }

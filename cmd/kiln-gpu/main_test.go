@@ -2,10 +2,19 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
 	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kiln-build/kiln/quant"
 	"github.com/kiln-build/kiln/quant/cuda"
 )
 
@@ -69,6 +78,162 @@ func TestRandomMatrix(t *testing.T) {
 	for _, format := range []string{"", "exl2", "exl2-", "exl2-7", "awq"} {
 		if _, err := randomMatrix(128, 64, format); err == nil {
 			t.Errorf("%q: no error", format)
+		}
+	}
+}
+
+func cpu(t *testing.T) quant.Backend {
+	t.Helper()
+	b, err := quant.NewCPU(quant.CPUOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// spoiled is a backend whose products are changed by spoil, which gets activations, the result and the number of the call.
+type spoiled struct {
+	quant.Backend
+	calls int
+	spoil func(x, dst []byte, rows, call int)
+}
+
+func (s *spoiled) Gemm(ctx context.Context, dst, x quant.Matrix, w quant.Weight, opts quant.GemmOptions) error {
+	if err := s.Backend.Gemm(ctx, dst, x, w, opts); err != nil {
+		return err
+	}
+	in, out := make([]byte, 2*x.Rows()*x.Cols()), make([]byte, 2*dst.Rows()*dst.Cols())
+	if err := errors.Join(x.CopyTo(in), dst.CopyTo(out)); err != nil {
+		return err
+	}
+	s.spoil(in, out, x.Rows(), s.calls)
+	s.calls++
+	return dst.CopyFrom(out)
+}
+
+// TestConditions runs the checks on the CPU, which passes, and on backends with a fault each, which must not.
+func TestConditions(t *testing.T) {
+	const k, n = 96, 64
+	everything := func(b quant.Backend) error {
+		return errors.Join(
+			checkRepeats(t.Context(), io.Discard, b, k, n, 4),
+			checkSpecial(t.Context(), io.Discard, b, k, n))
+	}
+	if err := everything(cpu(t)); err != nil {
+		t.Error(err)
+	}
+	for name, test := range map[string]struct {
+		spoil func(x, dst []byte, rows, call int)
+		want  string
+	}{
+		"other bits once": {func(_, dst []byte, _, call int) {
+			if call == 2 {
+				dst[len(dst)-2] ^= 1
+			}
+		}, "time 3 gives other bits"},
+		"nothing written": {func(_, dst []byte, rows, _ int) {
+			copy(dst, bytes.Repeat([]byte{0xFF, 0x7F}, rows*n))
+		}, "element 0, 0 is not written"},
+		"NaN swallowed": {func(_, dst []byte, rows, _ int) {
+			for i := range rows * n {
+				if dst[2*i+1]&0x7C == 0x7C {
+					dst[2*i], dst[2*i+1] = 0, 0
+				}
+			}
+		}, "gives 0 at"},
+		"NaN in all rows": {func(x, dst []byte, rows, _ int) {
+			for i := range rows * k {
+				if x[2*i+1]&0x7C == 0x7C {
+					copy(dst, bytes.Repeat([]byte{0, 0x7E}, rows*n))
+				}
+			}
+		}, "changes row"},
+	} {
+		err := everything(&spoiled{Backend: cpu(t), spoil: test.spoil})
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v, want one with %q", name, err, test.want)
+		}
+	}
+}
+
+// TestFresh multiplies some of the fresh matrices on the CPU, and on a backend that forgets the last element.
+func TestFresh(t *testing.T) {
+	forgetful := &spoiled{Backend: cpu(t), spoil: func(_, dst []byte, _, _ int) { dst[len(dst)-2], dst[len(dst)-1] = 0xFF, 0x7F }}
+	good := cpu(t)
+	rng := rand.New(rand.NewPCG(1, 1))
+	i, all, widths := 0, 0, map[string]bool{}
+	err := freshMatrices(rng, func(f freshMatrix) error {
+		all++
+		widths[strings.Fields(f.name)[2]] = true
+		if f.matrix.Rows()%32 != 0 || f.matrix.Cols()%32 != 0 {
+			t.Errorf("%s: not multiples of 32", f.name)
+		}
+		if i++; i%9 != 0 || f.matrix.Rows()*f.matrix.Cols() > 1<<19 {
+			return nil
+		}
+		f.rows = f.rows[:3]
+		if _, err := checkMatrix(t.Context(), good, f, rng); err != nil {
+			t.Errorf("%s: %v", f.name, err)
+		}
+		if _, err := checkMatrix(t.Context(), forgetful, f, rng); err == nil || !strings.Contains(err.Error(), "NaN") {
+			t.Errorf("%s: an element that was not written: error %v", f.name, err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all < 63+8+7 || !widths["8/6/5/4/3/2"] || !widths["2"] {
+		t.Errorf("%d matrices of %d mixtures", all, len(widths))
+	}
+}
+
+func TestCompare(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	report := write("report.json", `{"device": {"name": "NVIDIA H200"}, "measurements": [
+		{"k": 4096, "n": 4096, "m": 1, "format": "exl2-4", "kiln": {"seconds": 5e-6}, "cublas": {"seconds": 13e-6}},
+		{"k": 4096, "n": 4096, "m": 16, "format": "exl2-4", "kiln": {"seconds": 10e-6}, "cublas": {"seconds": 14e-6}},
+		{"k": 4096, "n": 4096, "m": 16, "format": "gptq", "kiln": {"seconds": 10e-6}},
+		{"k": 4096, "n": 4096, "m": 16, "format": "exl2-8/5/4", "kiln": {"seconds": 10e-6}}]}`)
+	others := write("baseline.json", `{"device": "NVIDIA H200", "results": [
+		{"k": 4096, "n": 4096, "m": 1, "method": "exl2_4.0", "us": 8},
+		{"k": 4096, "n": 4096, "m": 1, "method": "fp16_kn", "us": 12.5},
+		{"k": 4096, "n": 4096, "m": 16, "method": "exl2_4.0", "us": 40},
+		{"k": 4096, "n": 4096, "m": 16, "method": "fp16_kn", "us": 10},
+		{"k": 4096, "n": 4096, "m": 16, "method": "gptq_g128", "us": 30},
+		{"k": 4096, "n": 4096, "m": 16, "method": "marlin_g128", "us": 9}]}`)
+	got, err := run(t, "compare", report, others)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `    K     N format       m        µs  exllamav2  goal  Marlin   drift
+ 4096  4096 exl2-4       1      5.00       1.60  1.50            4.0%
+ 4096  4096 exl2-4      16     10.00       4.00  5.00           40.0%  missed  not comparable
+ 4096  4096 gptq        16     10.00       3.00          0.90    0.0%  missed  not comparable
+3 lines: 2 miss what is wanted, 2 are not comparable (dense product over 5 % from the baseline's, or not measured)
+`
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("table (-want +got):\n%s", diff)
+	}
+	asJSON, err := run(t, "compare", "--json", report, others)
+	var lines []comparison
+	if err := errors.Join(err, json.Unmarshal([]byte(asJSON), &lines)); err != nil || len(lines) != 3 || !lines[0].Valid || lines[0].Goal != 1.5 {
+		t.Errorf("JSON: %v\n%s", err, asJSON)
+	}
+	for name, other := range map[string]string{
+		"another card":      `{"device": "NVIDIA A100"}`,
+		"nothing in common": `{"device": "NVIDIA H200"}`,
+		"no JSON":           `{`,
+	} {
+		if _, err := run(t, "compare", report, write("other.json", other)); err == nil {
+			t.Errorf("%s is no error", name)
 		}
 	}
 }

@@ -33,14 +33,25 @@ func (d *Device) NewBench(ctx context.Context, m *quant.QMatrix, cacheBytes int6
 		return nil, err
 	}
 	b := &Bench{d: d, weights: []*Weight{first.(*Weight)}, bytes: m.Bytes()}
-	for total := b.bytes; total < cacheBytes; total += b.bytes {
-		c, err := b.weights[0].clone(d.main)
+	if err := b.fill(cacheBytes); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
+}
+
+// maxCopies bounds the copies of a small weight, most of which a cache holds in a model too.
+const maxCopies = 256
+
+// fill makes copies of the first weight until all together have so many bytes.
+func (b *Bench) fill(cacheBytes int64) error {
+	for total := b.bytes; total < cacheBytes && len(b.weights) < maxCopies; total += b.bytes {
+		c, err := b.weights[0].clone(b.d.main)
 		if err != nil {
-			return nil, errors.Join(err, b.Close())
+			return err
 		}
 		b.weights = append(b.weights, c)
 	}
-	return b, nil
+	return nil
 }
 
 // Close gives the weights back.
@@ -65,24 +76,30 @@ type Timing struct {
 // Run measures a product with m rows. With tune all sensible ways are measured and the fastest is returned.
 func (b *Bench) Run(ctx context.Context, m int, path quant.Path, tune bool) (Timing, error) {
 	w := b.weights[0]
-	chosen, err := b.d.choose(m, w, path, true)
+	chosen, err := w.plan(m, path, true, false)
 	if err != nil {
 		return Timing{}, err
 	}
 	plans := []plan{chosen}
 	if tune {
-		plans = b.d.candidates(m, w)
+		plans = append(plans, b.d.candidates(m, w)...)
 	}
+	best, _, err := b.fastest(ctx, m, plans)
+	return best.rates(b.bytes, m, w.Rows(), w.Cols()), err
+}
+
+// fastest measures all plans.
+func (b *Bench) fastest(ctx context.Context, m int, plans []plan) (best Timing, chosen plan, err error) {
+	w := b.weights[0]
 	x, out, err := b.operands(m, w.Rows(), w.Cols())
 	if err != nil {
-		return Timing{}, err
+		return best, chosen, err
 	}
 	defer x.Close()
 	defer out.Close()
-	var best Timing
 	for _, p := range plans {
 		if err := context.Cause(ctx); err != nil {
-			return Timing{}, err
+			return best, chosen, err
 		}
 		i := 0
 		median, least, err := b.d.time(len(b.weights), func() error {
@@ -91,13 +108,75 @@ func (b *Bench) Run(ctx context.Context, m int, path quant.Path, tune bool) (Tim
 			return b.d.main.run(call, p)
 		})
 		if err != nil {
-			return Timing{}, fmt.Errorf("%v: %w", p, err)
+			return best, chosen, fmt.Errorf("%v: %w", p, err)
 		}
 		if best.Kernel == "" || median < best.Seconds {
-			best = Timing{Seconds: median, Best: least, Kernel: p.String()}
+			best, chosen = Timing{Seconds: median, Best: least, Kernel: p.String()}, p
 		}
 	}
-	return best.rates(b.bytes, m, w.Rows(), w.Cols()), nil
+	return best, chosen, nil
+}
+
+// tuneKey is what the fastest way to compute a product depends on.
+type tuneKey struct {
+	rows, columns, blocks, stride int32
+	width                         int
+	zeros, moved                  bool
+	m                             int
+}
+
+func (w *Weight) tuneKey(m int) tuneKey {
+	a := &w.args
+	return tuneKey{a.rows, a.columns, a.blockCount, int32(a.stride), w.width, a.zeros != 0, a.perm != 0, m}
+}
+
+// Tune measures all sensible ways to compute products with the weight and each number of rows, and lets the device use the
+// fastest from then on, with all weights of the same shape and widths. It takes up to a second for each number of rows and
+// needs 200 MiB for a while; nothing else should run on the device. Without it a table decides, made on an H200.
+//
+// Products may have other bits after Tune than before: sums are then added up in another order. Only products that leave the
+// path to the backend are tuned.
+func (d *Device) Tune(ctx context.Context, w quant.Weight, rows ...int) error {
+	weight, err := d.main.weight(w)
+	if err != nil {
+		return fmt.Errorf("tune: %w", err)
+	}
+	b := &Bench{d: d, weights: []*Weight{weight}, bytes: weight.bytes}
+	if err := b.fill(defaultCacheBytes); err != nil {
+		return fmt.Errorf("tune: %w", err)
+	}
+	for _, m := range rows {
+		if m <= 0 {
+			err = fmt.Errorf("%d rows", m)
+			break
+		}
+		var p plan
+		if p, err = d.choose(m, weight, quant.PathAuto, true); err != nil {
+			break
+		}
+		if _, p, err = b.fastest(ctx, m, append([]plan{p}, d.candidates(m, weight)...)); err != nil {
+			break
+		}
+		d.mu.Lock()
+		if d.tuned == nil {
+			d.tuned = map[tuneKey]plan{}
+		}
+		d.tuned[weight.tuneKey(m)] = p
+		d.mu.Unlock()
+	}
+	b.weights = b.weights[1:] // the first is the caller's
+	if err = errors.Join(err, b.Close()); err != nil {
+		return fmt.Errorf("tune: %w", err)
+	}
+	return nil
+}
+
+// tunedPlan returns the plan that Tune found.
+func (d *Device) tunedPlan(key tuneKey) (plan, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, ok := d.tuned[key]
+	return p, ok
 }
 
 func (t Timing) rates(bytes int64, m, k, n int) Timing {
@@ -150,7 +229,7 @@ func (b *Bench) RunBLAS(blas *BLAS, m int) (Timing, error) {
 	i := 0
 	median, least, err := b.d.time(len(dense), func() error {
 		i++
-		return b.d.do(func() error { return blas.gemm(out.at, x.at, dense[i%len(dense)].at, m, n, k) })
+		return b.d.do(func() error { return blas.gemm(out.at, x.at, dense[i%len(dense)].at, m, n, k, false) })
 	})
 	return Timing{Seconds: median, Best: least, Kernel: "cuBLAS"}.rates(size, m, k, n), err
 }
@@ -211,7 +290,8 @@ type copyArgs struct {
 	count    uint64
 }
 
-// CopyBandwidth returns the bytes that a large copy within the device's memory reads and writes in a second.
+// CopyBandwidth returns the bytes that a large copy within the device's memory reads and writes in a second: by a kernel or
+// by the driver, whichever is faster.
 func (d *Device) CopyBandwidth() (float64, error) {
 	const bytes = 1 << 30
 	var from, to uintptr
@@ -228,11 +308,54 @@ func (d *Device) CopyBandwidth() (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	median, _, err := d.time(1, func() error {
+	byKernel, _, err := d.time(1, func() error {
 		args := &copyArgs{from, to, bytes / 16}
 		return d.do(func() error {
 			return d.main.launch("kiln_copy", [3]uint32{uint32(16 * d.info.Multiprocessors), 1, 1}, 256, 0, unsafe.Pointer(args), 0)
 		})
 	})
-	return 2 * bytes / median, err
+	if err != nil {
+		return 0, err
+	}
+	byDriver, _, err := d.time(1, func() error {
+		return d.do(func() error { return d.drv.copy(to, from, bytes, d.main.handle) })
+	})
+	return 2 * bytes / min(byKernel, byDriver), err
+}
+
+// DenseFlops returns the floating-point operations in a second of a large half-precision product with cuBLAS, on random
+// numbers.
+func (d *Device) DenseFlops(blas *BLAS) (float64, error) {
+	const size = 8192
+	rng := rand.New(rand.NewPCG(5, 6))
+	half := make([]byte, 2*size*size)
+	line := half[:2*size] // one random line, shifted from row to row, is as good as all
+	values := make([]float32, size)
+	for i := range values {
+		values[i] = float32(rng.NormFloat64())
+	}
+	tensor.EncodeF16(line, values)
+	for i := 1; i < size; i++ {
+		shift := 2 * (i * 37 % size)
+		copy(half[2*size*i:], line[shift:])
+		copy(half[2*size*(i+1)-shift:], line[:shift])
+	}
+	var operands [3]*Matrix
+	for i := range operands {
+		m, err := d.NewMatrix(size, size)
+		if err != nil {
+			return 0, err
+		}
+		defer m.Close()
+		if err := m.CopyFrom(half); err != nil {
+			return 0, err
+		}
+		operands[i] = m.(*Matrix)
+	}
+	median, _, err := d.time(1, func() error {
+		return d.do(func() error {
+			return blas.gemm(operands[0].at, operands[1].at, operands[2].at, size, size, size, false)
+		})
+	})
+	return 2 * size * size * size / median, err
 }

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"debug/elf"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -136,60 +137,69 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// nvcc returns the compiler among the packages of KILN_PYTHON.
-func nvcc(t *testing.T) string {
+// compiler returns NVRTC of the packages of KILN_PYTHON.
+func compiler(t *testing.T) *cuda.Compiler {
 	t.Helper()
 	py := os.Getenv("KILN_PYTHON")
 	if py == "" {
 		lacking(t, "python", "KILN_PYTHON is not set: it names a Python with testdata/python/requirements.txt installed")
 	}
-	const find = `import importlib.util as u
+	const find = `import glob, importlib.util as u
 s = u.find_spec("nvidia")
-print(*(p + "/cu13/bin/nvcc" for p in (s.submodule_search_locations if s else [])), sep="\n")`
+print(*(f for p in (s.submodule_search_locations if s else []) for f in glob.glob(p + "/cu13/lib/libnvrtc.so.*")), sep="\n")`
 	out, err := exec.CommandContext(t.Context(), py, "-c", find).Output()
 	if err != nil {
 		lacking(t, "python", "KILN_PYTHON: "+err.Error())
 	}
-	for path := range strings.Lines(string(out)) {
-		if path = strings.TrimSpace(path); path != "" {
-			if _, err := os.Stat(path); err == nil {
-				return path
-			}
-		}
+	path, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	if path == "" {
+		lacking(t, "nvcc", "the packages of KILN_PYTHON have no NVRTC")
 	}
-	lacking(t, "nvcc", "the packages of KILN_PYTHON have no nvcc")
-	return ""
+	c, err := cuda.NewCompiler(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
-// TestCompile compiles each kernel with the pinned compiler, to PTX, for each architecture that it is shipped for.
+// TestCompile compiles the embedded source of each image as Options.JIT does, with the pinned NVRTC and without a GPU: to
+// machine code where that is quick, else to PTX.
 func TestCompile(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles for a minute")
 	}
-	compiler := nvcc(t)
+	c := compiler(t)
+	archs, err := c.Architectures()
+	if err != nil || !slices.Contains(archs, 80) || !slices.Contains(archs, 90) {
+		t.Errorf("NVRTC %s compiles for %v, error %v", c.Version(), archs, err)
+	}
 	images, err := cuda.EmbeddedImages()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, image := range images.Files {
 		t.Run(image.Name, func(t *testing.T) {
-			arch := "compute_" + string(rune('0'+image.Major)) + string(rune('0'+image.Minor))
+			target := fmt.Sprintf("%d%d", image.Major, image.Minor)
 			if image.Specific {
-				arch += "a"
+				target += "a"
 			}
-			out := filepath.Join(t.TempDir(), "kernels.ptx")
-			args := append(slices.Clone(images.Flags), "-ptx", "-arch="+arch, "-o", out, filepath.Join("kernels", image.Module+".cu"))
-			if text, err := exec.CommandContext(t.Context(), compiler, args...).CombinedOutput(); err != nil {
-				t.Fatalf("nvcc %q: %v\n%s", args, err, text)
+			ptx := image.Module != "pack"
+			if ptx {
+				target = "compute_" + target
+			} else {
+				target = "sm_" + target
 			}
-			data, err := os.ReadFile(out)
+			data, err := c.Compile(image.Module, target)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(image.Kernels(), kernelsIn(t, data, true)); diff != "" {
+			if diff := cmp.Diff(image.Kernels(), kernelsIn(t, data, ptx)); diff != "" {
 				t.Errorf("kernels (-want +got):\n%s", diff)
 			}
 		})
+	}
+	if _, err := c.Compile("pack", "sm_1"); err == nil {
+		t.Error("compiling for sm_1 is no error")
 	}
 }
 

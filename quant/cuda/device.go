@@ -73,6 +73,12 @@ type Options struct {
 	Ordinal int
 	// PTX loads the portable kernels also where there is machine code for the device; for tests.
 	PTX bool
+	// BLAS lets cuBLAS compute products of thousands of rows, with weights that are dequantized for each call into scratch
+	// memory of 2·K·N bytes. Empty means no; "auto" is the library that the loader finds, anything else its path. Products with
+	// a bias and those with PathFused are computed as without it.
+	BLAS string
+	// JIT compiles the kernels for exactly this device instead of loading the embedded ones. Nil means no.
+	JIT *JIT
 	// Kernels has compiled kernels, with images.json, to use instead of the embedded ones; for work on kernels.
 	Kernels fs.FS
 }
@@ -90,10 +96,14 @@ type Device struct {
 	functions map[string]uintptr
 
 	main *Stream
+	side uintptr // a stream that nobody records
 
 	mu      sync.Mutex
 	closed  bool
 	streams map[uintptr]*Stream
+	tuned   map[tuneKey]plan
+
+	blas *blasLibrary // nil unless Options.BLAS is set
 }
 
 var _ quant.Backend = (*Device)(nil)
@@ -104,6 +114,10 @@ func Open(opts Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	return drv.open(opts)
+}
+
+func (drv *driver) open(opts Options) (*Device, error) {
 	n, err := drv.count()
 	if err != nil && !isCode(err, errNoDevice) {
 		return nil, err
@@ -116,6 +130,11 @@ func Open(opts Options) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{info: info, drv: drv, dev: dev, functions: map[string]uintptr{}, streams: map[uintptr]*Stream{}}
+	if opts.BLAS != "" {
+		if d.blas, err = loadBLAS(strings.TrimPrefix(opts.BLAS, "auto")); err != nil {
+			return nil, err
+		}
+	}
 	if d.ctx, err = drv.retainPrimary(dev); err != nil {
 		return nil, fmt.Errorf("CUDA device %d (%s): %w", opts.Ordinal, info.Name, err)
 	}
@@ -128,7 +147,8 @@ func Open(opts Options) (*Device, error) {
 			return err
 		}
 		d.main = &Stream{d: d, handle: s}
-		return nil
+		d.side, err = drv.newStream()
+		return err
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("CUDA device %d (%s): %w", opts.Ordinal, info.Name, err), d.Close())
@@ -152,6 +172,18 @@ func (d *Device) load(opts Options) error {
 		return err
 	}
 	loaded := map[string]bool{}
+	if opts.JIT != nil {
+		compiled, err := opts.JIT.compileFor(d.info.Major, d.info.Minor)
+		if err != nil {
+			return err
+		}
+		for _, c := range compiled {
+			if err := d.loadModule(c.module, "compiled "+c.module, c.image); err != nil {
+				return err
+			}
+			loaded[c.module] = true
+		}
+	}
 	for _, image := range images.Files {
 		if loaded[image.Module] || opts.PTX && !image.PTX || !image.runsOn(d.info.Major, d.info.Minor) {
 			continue
@@ -160,20 +192,14 @@ func (d *Device) load(opts Options) error {
 		if err != nil {
 			return err
 		}
-		module, err := d.drv.loadModule(data)
+		err = d.loadModule(image.Module, image.Name, data)
 		if isCode(err, errInvalidImage) || isCode(err, errNoBinary) || isCode(err, errPTXVersion) {
 			continue // made by a newer toolkit than the driver knows; there may be another
 		}
 		if err != nil {
-			return fmt.Errorf("load %s: %w", image.Name, err)
+			return err
 		}
 		loaded[image.Module] = true
-		d.modules = append(d.modules, module)
-		for _, name := range image.kernels() {
-			if d.functions[name], err = d.drv.function(module, name); err != nil {
-				return err
-			}
-		}
 	}
 	for _, module := range required {
 		if !loaded[module] {
@@ -187,6 +213,21 @@ func (d *Device) load(opts Options) error {
 			continue
 		}
 		if err := d.drv.setShared(f, d.info.SharedBytes-maxStaticShared); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loadModule loads one image and finds its kernels.
+func (d *Device) loadModule(module, name string, data []byte) error {
+	handle, err := d.drv.loadModule(data)
+	if err != nil {
+		return fmt.Errorf("load %s: %w", name, err)
+	}
+	d.modules = append(d.modules, handle)
+	for _, kernel := range (Image{Module: module}).kernels() {
+		if d.functions[kernel], err = d.drv.function(handle, kernel); err != nil {
 			return err
 		}
 	}
@@ -218,6 +259,9 @@ func (d *Device) Close() error {
 		}
 		if d.main != nil {
 			errs = append(errs, d.drv.synchronize(d.main.handle), d.main.release(), d.drv.destroyStream(d.main.handle))
+		}
+		if d.side != 0 {
+			errs = append(errs, d.drv.destroyStream(d.side))
 		}
 		for _, m := range d.modules {
 			errs = append(errs, d.drv.unloadModule(m))

@@ -51,59 +51,65 @@ type driver struct {
 	launchKernelEx                                                                  uintptr
 	memAlloc, memFree, memcpyHtoDAsync, memcpyDtoHAsync, memcpyDtoDAsync, memsetD8  uintptr
 	streamCreate, streamDestroy, streamSynchronize, streamBeginCapture              uintptr
+	streamIsCapturing, exchangeCaptureMode                                          uintptr
 	streamEndCapture, graphInstantiate, graphLaunch, graphExecDestroy, graphDestroy uintptr
 	eventCreate, eventRecord, eventElapsedTime, eventSynchronize, eventDestroy      uintptr
 	getErrorName                                                                    uintptr
 }
 
 // loadDriver loads the driver library once.
-var loadDriver = sync.OnceValues(func() (*driver, error) {
+var loadDriver = sync.OnceValues(func() (*driver, error) { return openDriver(driverLibraries()) })
+
+// openDriver loads the first of the libraries that there is.
+func openDriver(names []string) (*driver, error) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		return nil, fmt.Errorf("CUDA on %s: %w", runtime.GOARCH, ErrNotSupported)
 	}
-	lib, path, err := openFirst(driverLibraries())
+	lib, path, err := openFirst(names)
 	if err != nil {
 		return nil, fmt.Errorf("CUDA driver: %w: %w", ErrNotSupported, err)
 	}
 	d := &driver{path: path}
 	err = symbols(lib, map[string]*uintptr{
-		"cuInit":                       &d.init,
-		"cuDriverGetVersion":           &d.driverGetVersion,
-		"cuDeviceGetCount":             &d.deviceGetCount,
-		"cuDeviceGet":                  &d.deviceGet,
-		"cuDeviceGetName":              &d.deviceGetName,
-		"cuDeviceGetAttribute":         &d.deviceGetAttribute,
-		"cuDeviceTotalMem_v2":          &d.deviceTotalMem,
-		"cuDevicePrimaryCtxRetain":     &d.primaryCtxRetain,
-		"cuDevicePrimaryCtxRelease_v2": &d.primaryCtxRelease,
-		"cuCtxPushCurrent_v2":          &d.ctxPushCurrent,
-		"cuCtxPopCurrent_v2":           &d.ctxPopCurrent,
-		"cuModuleLoadDataEx":           &d.moduleLoadDataEx,
-		"cuModuleUnload":               &d.moduleUnload,
-		"cuModuleGetFunction":          &d.moduleGetFunction,
-		"cuFuncSetAttribute":           &d.funcSetAttribute,
-		"cuLaunchKernelEx":             &d.launchKernelEx,
-		"cuMemAlloc_v2":                &d.memAlloc,
-		"cuMemFree_v2":                 &d.memFree,
-		"cuMemcpyHtoDAsync_v2":         &d.memcpyHtoDAsync,
-		"cuMemcpyDtoHAsync_v2":         &d.memcpyDtoHAsync,
-		"cuMemcpyDtoDAsync_v2":         &d.memcpyDtoDAsync,
-		"cuMemsetD8Async":              &d.memsetD8,
-		"cuStreamCreate":               &d.streamCreate,
-		"cuStreamDestroy_v2":           &d.streamDestroy,
-		"cuStreamSynchronize":          &d.streamSynchronize,
-		"cuStreamBeginCapture_v2":      &d.streamBeginCapture,
-		"cuStreamEndCapture":           &d.streamEndCapture,
-		"cuGraphInstantiateWithFlags":  &d.graphInstantiate,
-		"cuGraphLaunch":                &d.graphLaunch,
-		"cuGraphExecDestroy":           &d.graphExecDestroy,
-		"cuGraphDestroy":               &d.graphDestroy,
-		"cuEventCreate":                &d.eventCreate,
-		"cuEventRecord":                &d.eventRecord,
-		"cuEventElapsedTime":           &d.eventElapsedTime,
-		"cuEventSynchronize":           &d.eventSynchronize,
-		"cuEventDestroy_v2":            &d.eventDestroy,
-		"cuGetErrorName":               &d.getErrorName,
+		"cuInit":                            &d.init,
+		"cuDriverGetVersion":                &d.driverGetVersion,
+		"cuDeviceGetCount":                  &d.deviceGetCount,
+		"cuDeviceGet":                       &d.deviceGet,
+		"cuDeviceGetName":                   &d.deviceGetName,
+		"cuDeviceGetAttribute":              &d.deviceGetAttribute,
+		"cuDeviceTotalMem_v2":               &d.deviceTotalMem,
+		"cuDevicePrimaryCtxRetain":          &d.primaryCtxRetain,
+		"cuDevicePrimaryCtxRelease_v2":      &d.primaryCtxRelease,
+		"cuCtxPushCurrent_v2":               &d.ctxPushCurrent,
+		"cuCtxPopCurrent_v2":                &d.ctxPopCurrent,
+		"cuModuleLoadDataEx":                &d.moduleLoadDataEx,
+		"cuModuleUnload":                    &d.moduleUnload,
+		"cuModuleGetFunction":               &d.moduleGetFunction,
+		"cuFuncSetAttribute":                &d.funcSetAttribute,
+		"cuLaunchKernelEx":                  &d.launchKernelEx,
+		"cuMemAlloc_v2":                     &d.memAlloc,
+		"cuMemFree_v2":                      &d.memFree,
+		"cuMemcpyHtoDAsync_v2":              &d.memcpyHtoDAsync,
+		"cuMemcpyDtoHAsync_v2":              &d.memcpyDtoHAsync,
+		"cuMemcpyDtoDAsync_v2":              &d.memcpyDtoDAsync,
+		"cuMemsetD8Async":                   &d.memsetD8,
+		"cuStreamCreate":                    &d.streamCreate,
+		"cuStreamDestroy_v2":                &d.streamDestroy,
+		"cuStreamSynchronize":               &d.streamSynchronize,
+		"cuStreamBeginCapture_v2":           &d.streamBeginCapture,
+		"cuStreamEndCapture":                &d.streamEndCapture,
+		"cuStreamIsCapturing":               &d.streamIsCapturing,
+		"cuThreadExchangeStreamCaptureMode": &d.exchangeCaptureMode,
+		"cuGraphInstantiateWithFlags":       &d.graphInstantiate,
+		"cuGraphLaunch":                     &d.graphLaunch,
+		"cuGraphExecDestroy":                &d.graphExecDestroy,
+		"cuGraphDestroy":                    &d.graphDestroy,
+		"cuEventCreate":                     &d.eventCreate,
+		"cuEventRecord":                     &d.eventRecord,
+		"cuEventElapsedTime":                &d.eventElapsedTime,
+		"cuEventSynchronize":                &d.eventSynchronize,
+		"cuEventDestroy_v2":                 &d.eventDestroy,
+		"cuGetErrorName":                    &d.getErrorName,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("CUDA driver %s is too old: %w: %w", path, ErrNotSupported, err)
@@ -118,7 +124,7 @@ var loadDriver = sync.OnceValues(func() (*driver, error) {
 	r, _, _ = purego.SyscallN(d.driverGetVersion, uintptr(unsafe.Pointer(&version)))
 	d.version = int(version)
 	return d, d.check("cuDriverGetVersion", r)
-})
+}
 
 // openFirst opens the first library of the list that there is.
 func openFirst(names []string) (lib uintptr, path string, err error) {
@@ -163,6 +169,14 @@ func (d *driver) check(name string, result uintptr) error {
 		e.Name = goString(text)
 	}
 	return e
+}
+
+// call calls a C function. What arguments point to stays where it is until it returns.
+//
+//go:uintptrescapes
+func call(f uintptr, args ...uintptr) uintptr {
+	r, _, _ := purego.SyscallN(f, args...)
+	return r
 }
 
 func goString(p *byte) string {
@@ -419,14 +433,16 @@ func (d *driver) synchronize(s uintptr) error {
 	return d.check("cuStreamSynchronize", r)
 }
 
+// captureRelaxed is CU_STREAM_CAPTURE_MODE_RELAXED.
+const captureRelaxed = 2
+
 // record captures what f puts into the stream as a graph that can be launched often.
 //
 // CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode)
 // CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 // CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 func (d *driver) record(stream uintptr, f func() error) (exec uintptr, err error) {
-	const relaxed = 2
-	r, _, _ := purego.SyscallN(d.streamBeginCapture, stream, relaxed)
+	r, _, _ := purego.SyscallN(d.streamBeginCapture, stream, captureRelaxed)
 	if err := d.check("cuStreamBeginCapture", r); err != nil {
 		return 0, err
 	}
@@ -441,6 +457,30 @@ func (d *driver) record(stream uintptr, f func() error) (exec uintptr, err error
 	// CUresult cuGraphDestroy(CUgraph graph)
 	r, _, _ = purego.SyscallN(d.graphDestroy, graph)
 	return exec, errors.Join(err, d.check("cuGraphDestroy", r))
+}
+
+// capturing reports whether work put into the stream is recorded instead of done.
+//
+// CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+func (d *driver) capturing(stream uintptr) (bool, error) {
+	var status int32
+	r, _, _ := purego.SyscallN(d.streamIsCapturing, stream, uintptr(unsafe.Pointer(&status)))
+	return status != 0, d.check("cuStreamIsCapturing", r)
+}
+
+// outsideCapture calls f so that it may allocate and wait although the thread, or another one, records a stream. None of
+// what it does may be on that stream.
+//
+// CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+func (d *driver) outsideCapture(f func() error) error {
+	mode := int32(captureRelaxed)
+	r, _, _ := purego.SyscallN(d.exchangeCaptureMode, uintptr(unsafe.Pointer(&mode)))
+	if err := d.check("cuThreadExchangeStreamCaptureMode", r); err != nil {
+		return err
+	}
+	err := f()
+	r, _, _ = purego.SyscallN(d.exchangeCaptureMode, uintptr(unsafe.Pointer(&mode)))
+	return errors.Join(err, d.check("cuThreadExchangeStreamCaptureMode", r))
 }
 
 // CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)

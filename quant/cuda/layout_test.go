@@ -179,3 +179,60 @@ func TestPlan(t *testing.T) {
 		}
 	}
 }
+
+// TestMeasuredPlans holds that 4-bit products on an H200 are computed in the ways that were the fastest of all candidates
+// there on 2026-11-15 (kiln-gpu bench --tune), or within 2 % of it.
+func TestMeasuredPlans(t *testing.T) {
+	d := &Device{info: Info{Major: 9, Multiprocessors: 132, SharedBytes: 227 << 10}, functions: map[string]uintptr{}}
+	for _, module := range []string{"pack", "gemm", "wgmma"} {
+		for _, name := range (Image{Module: module}).kernels() {
+			d.functions[name] = 1
+		}
+	}
+	const one, two = "warps 1/8 splits ", "warps 2/8 splits "
+	for _, test := range []struct {
+		k, n  int
+		plans map[int]string
+	}{
+		{4096, 4096, map[int]string{
+			1: "kiln_gemm_1x2_4_ds " + one + "4", 2: "kiln_gemm_1x2_4_fs " + one + "4", 4: "kiln_gemm_1x2_4_fs " + one + "4",
+			8: "kiln_gemm_1x2_4_fs " + one + "3", 16: "kiln_wide_16_4_s warps 1/12 splits 4", 32: "kiln_wide_32_4_s warps 1/12 splits 4",
+			64: "kiln_wide_64_4_s warps 1/12 splits 4", 128: "kiln_wide_128_4_s warps 1/12 splits 4",
+			256: "kiln_wide_64_4_s warps 1/12 splits 2", 1024: "kiln_wide_128_4_s warps 1/12 splits 1",
+		}},
+		{4096, 14336, map[int]string{
+			1: "kiln_gemm_1x2_4_fs " + one + "1", 8: "kiln_gemm_1x2_4_fs " + one + "1", 16: "kiln_wide_16_4_s warps 1/12 splits 2",
+			32: "kiln_wide_32_4_s warps 1/12 splits 2", 64: "kiln_wide_64_4_s warps 1/12 splits 2",
+			128: "kiln_wide_128_4_s warps 1/12 splits 2", 256: "kiln_wide_128_4_s warps 1/12 splits 1",
+		}},
+		{14336, 4096, map[int]string{
+			1: "kiln_gemm_1x2_4_fs " + one + "4", 8: "kiln_gemm_1x2_4_fs " + one + "4", 16: "kiln_gemm_2x2_4_fs " + one + "4",
+			32: "kiln_gemm_4x2_4_fs " + one + "2", 64: "kiln_wide_64_4_s warps 1/12 splits 4",
+			128: "kiln_wide_128_4_s warps 1/12 splits 4", 256: "kiln_wide_64_4_s warps 1/12 splits 2",
+			1024: "kiln_wide_128_4_s warps 1/12 splits 1",
+		}},
+		{8192, 8192, map[int]string{
+			1: "kiln_gemm_1x2_4_fs " + one + "2", 8: "kiln_gemm_1x2_4_fs " + one + "2", 16: "kiln_gemm_2x2_4_fs " + one + "2",
+			32: "kiln_gemm_4x2_4_fs " + one + "1", 64: "kiln_wide_32_4_s warps 1/12 splits 2",
+			128: "kiln_wide_64_4_s warps 1/12 splits 2", 256: "kiln_wide_128_4_s warps 1/12 splits 2",
+			1024: "kiln_wide_128_4_s warps 1/12 splits 1",
+		}},
+		{8192, 28672, map[int]string{
+			1: "kiln_gemm_1x2_4_fs " + two + "1", 8: "kiln_gemm_1x2_4_fs " + two + "1", 16: "kiln_gemm_2x2_4_fs " + two + "1",
+			32: "kiln_wide_32_4_s warps 1/12 splits 1", 64: "kiln_wide_64_4_s warps 1/12 splits 1",
+			128: "kiln_wide_128_4_s warps 1/12 splits 1", 256: "kiln_wide_128_4_s warps 1/12 splits 1",
+			1024: "kiln_wide_128_4_s warps 1/12 splits 1", 4096: "kiln_wide_128_4_s warps 1/12 splits 1",
+		}},
+	} {
+		w := &Weight{d: d, width: 4, order: 1, args: weightArgs{
+			rows: int32(test.k), columns: int32(test.n), blockCount: int32(test.k / 32), strips: int32(test.n / 32),
+			stride: uint32(test.k / 8), maxWidth: 4, perm: 1,
+		}}
+		for m, want := range test.plans {
+			p, err := d.choose(m, w, quant.PathAuto, true)
+			if err != nil || p.String() != want {
+				t.Errorf("%d×%d, %d rows: %v, error %v, want %s", test.k, test.n, m, p, err, want)
+			}
+		}
+	}
+}

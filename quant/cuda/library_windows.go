@@ -8,6 +8,13 @@ func blasLibraries() []string {
 	return []string{"cublas64_13.dll", "cublas64_12.dll", "cublas64_11.dll"}
 }
 
+func compilerLibraries() []string {
+	return []string{"nvrtc64_130_0.dll", "nvrtc64_120_0.dll"}
+}
+
+// compilerParts are what NVRTC loads itself.
+const compilerParts = "nvrtc-builtins64_*.dll"
+
 func openLibrary(name string) (uintptr, error) {
 	lib, err := windows.LoadLibrary(name)
 	return uintptr(lib), err

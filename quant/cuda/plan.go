@@ -84,6 +84,7 @@ func wideName(rows, width int, kind string) string {
 
 // plan is how a product is computed.
 type plan struct {
+	dense                      bool // dequantized, then with cuBLAS
 	wide                       bool // with the kernel in wgmma.cu
 	direct                     bool // without kiln_gather
 	kernel                     string
@@ -110,6 +111,9 @@ func (p plan) workBytes(m int) int64 {
 }
 
 func (p plan) String() string {
+	if p.dense {
+		return p.kernel
+	}
 	return fmt.Sprintf("%s warps %d/%d splits %d", p.kernel, p.columnWarps, p.warps, p.splits)
 }
 
@@ -194,6 +198,7 @@ func (d *Device) makeWide(w *Weight, rows, splits int) (plan, error) {
 func (d *Device) chooseWide(m int, w *Weight) (plan, float64) {
 	stepTime := map[int]float64{16: 0.26, 32: 0.27, 64: 0.29, 128: 0.39}
 	room := map[int]int{1: 132, 2: 128, 4: 112, 8: 96}
+	begin := map[int]float64{1: 2, 2: 2, 4: 2, 8: 5}
 	var best plan
 	least := math.Inf(1)
 	for _, rows := range wideRows {
@@ -205,7 +210,7 @@ func (d *Device) chooseWide(m int, w *Weight) (plan, float64) {
 			usable := max(1, room[splits]*d.info.Multiprocessors/132)
 			waves := (p.tiles(m)*splits + usable - 1) / usable
 			steps := (int(w.args.blockCount) + splits - 1) / splits
-			cost := float64(waves) * (float64(steps)*stepTime[rows] + 2)
+			cost := float64(waves) * (float64(steps)*stepTime[rows] + begin[splits])
 			if splits > 1 {
 				cost += 1 + 0.01*float64(rows)
 			}
@@ -217,8 +222,8 @@ func (d *Device) chooseWide(m int, w *Weight) (plan, float64) {
 	return best, least
 }
 
-// narrowTime is what the same model says of the kernel in gemm.cu.
-func narrowTime(m int, w *Weight) float64 {
+// narrowTime is what the same model says of a plan of the kernel in gemm.cu.
+func (d *Device) narrowTime(m int, w *Weight, p plan) float64 {
 	weights := float64(w.args.rows) * float64(w.args.columns) / 1e6
 	switch {
 	case m <= 8:
@@ -226,7 +231,14 @@ func narrowTime(m int, w *Weight) float64 {
 	case m <= 16:
 		return 9 + 0.19*weights
 	case m <= 32:
-		return 12 + 0.32*weights
+		parts := p.splits * (p.warps / p.columnWarps)
+		steps := (int(w.args.blockCount) + parts - 1) / parts
+		waves := (p.tiles(m)*p.splits + d.info.Multiprocessors - 1) / d.info.Multiprocessors
+		cost := 6.4 + 0.69*float64(waves*steps)
+		if p.splits > 1 {
+			cost += 6.3
+		}
+		return cost
 	}
 	return math.Inf(1)
 }
@@ -238,19 +250,29 @@ const (
 	directStrips   = 256
 )
 
+// densePlan dequantizes and leaves the rest to cuBLAS. On an H200 cuBLAS alone was faster than the kernel in wgmma.cu by more
+// than dequantizing should take from denseRows on; the two together have not been measured.
+var densePlan = plan{dense: true, kernel: "kiln_dequantize and cuBLAS"}
+
+const denseRows = 2048
+
 // planKey is what a plan depends on, for one weight.
 type planKey struct {
-	m       int
-	path    quant.Path
-	aligned bool
+	m             int
+	path          quant.Path
+	aligned, bias bool
 }
 
 // maxPlans bounds what a weight remembers; prompts have many lengths.
 const maxPlans = 1024
 
 // plan is choose, remembered.
-func (w *Weight) plan(m int, path quant.Path, aligned bool) (plan, error) {
-	key := planKey{m, path, aligned}
+func (w *Weight) plan(m int, path quant.Path, aligned, bias bool) (plan, error) {
+	key := planKey{m, path, aligned, bias}
+	p, tuned := w.d.tunedPlan(w.tuneKey(m))
+	if tuned && path == quant.PathAuto && (aligned || !p.direct) && !(bias && p.dense) {
+		return p, nil
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p, ok := w.plans[key]; ok {
@@ -259,6 +281,9 @@ func (w *Weight) plan(m int, path quant.Path, aligned bool) (plan, error) {
 	p, err := w.d.choose(m, w, path, aligned)
 	if err != nil {
 		return p, err
+	}
+	if w.d.blas != nil && m >= denseRows && path != quant.PathFused && !bias {
+		p = densePlan
 	}
 	if w.plans == nil || len(w.plans) == maxPlans {
 		w.plans = map[planKey]plan{}
@@ -269,11 +294,22 @@ func (w *Weight) plan(m int, path quant.Path, aligned bool) (plan, error) {
 
 // choose returns the plan for a product of m rows. aligned says that the activations are, to 16 bytes.
 func (d *Device) choose(m int, w *Weight, path quant.Path, aligned bool) (plan, error) {
-	if path != quant.PathFused {
-		if p, cost := d.chooseWide(m, w); cost < narrowTime(m, w) {
-			return p, nil
-		}
+	narrow, err := d.chooseNarrow(m, w, path, aligned)
+	if path == quant.PathFused {
+		return narrow, err
 	}
+	cost := math.Inf(1)
+	if err == nil {
+		cost = d.narrowTime(m, w, narrow)
+	}
+	if wide, least := d.chooseWide(m, w); least < cost {
+		return wide, nil
+	}
+	return narrow, err
+}
+
+// chooseNarrow returns the plan of the kernel in gemm.cu.
+func (d *Device) chooseNarrow(m int, w *Weight, path quant.Path, aligned bool) (plan, error) {
 	s, kind := shape{1, 2}, fused
 	switch {
 	case path == quant.PathReconstruct:
@@ -300,13 +336,21 @@ func (d *Device) choose(m int, w *Weight, path quant.Path, aligned bool) (plan, 
 	for tiles() > room && columnWarps < 4 {
 		columnWarps *= 2
 	}
-	splits := min(8, max(1, room/tiles()), max(1, int(w.args.blockCount)/16))
+	// Adding up costs more with more rows, so each split should then have more blocks.
+	least := 16
+	if m > 4 && m <= 8 {
+		least = 40
+	}
+	splits := min(8, max(1, room/tiles()), max(1, int(w.args.blockCount)/least))
 	return d.make(m, w, s, kind, columnWarps, splits)
 }
 
 // candidates returns plans to compare for a product of m rows.
 func (d *Device) candidates(m int, w *Weight) []plan {
 	var out []plan
+	if d.blas != nil && m >= 128 {
+		out = append(out, densePlan)
+	}
 	for _, rows := range wideRows {
 		for splits := 1; splits <= 8; splits *= 2 {
 			if p, err := d.makeWide(w, rows, splits); m > 8 && rows < 2*m+32 && err == nil {

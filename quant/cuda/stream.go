@@ -16,8 +16,11 @@ type Stream struct {
 	handle uintptr
 
 	// mu orders the launches of a product, which share the scratch memory: what follows on the stream may use it again.
-	mu                             sync.Mutex
-	gathered, work, arrivals, bias scratch
+	mu                                    sync.Mutex
+	gathered, work, arrivals, bias, dense scratch
+	blas                                  *BLAS // for dense plans, nil before the first
+	// outgrown is scratch memory that became too small. Recorded graphs may still use it.
+	outgrown []uintptr
 }
 
 var _ quant.Backend = (*Stream)(nil)
@@ -28,30 +31,45 @@ type scratch struct {
 	bytes int64
 }
 
-// need returns at least so many bytes. New memory is zero.
+// need returns at least so many bytes. New memory is zero. It does not wait for the stream, and may be called while the
+// stream is recorded: the memory is there, and cleared, before the graph runs. Memory grows by half, so what is outgrown is at
+// most twice what is in use.
 func (s *Stream) need(m *scratch, bytes int64) (uintptr, error) {
 	if bytes <= m.bytes {
 		return m.at, nil
 	}
-	// Freeing waits for the work that uses the old memory.
-	if err := s.d.drv.free(m.at); err != nil {
-		return 0, err
-	}
-	*m = scratch{}
+	drv := s.d.drv
 	bytes = (bytes + bytes/2 + 0xFFFF) &^ 0xFFFF
-	p, err := s.d.drv.alloc(bytes)
+	var p uintptr
+	err := drv.outsideCapture(func() (err error) {
+		if p, err = drv.alloc(bytes); err != nil {
+			return err
+		}
+		return errors.Join(drv.clear(p, bytes, s.d.side), drv.synchronize(s.d.side))
+	})
 	if err != nil {
-		return 0, err
+		return 0, errors.Join(err, drv.free(p))
+	}
+	if m.at != 0 {
+		s.outgrown = append(s.outgrown, m.at)
 	}
 	*m = scratch{p, bytes}
-	return p, s.d.drv.clear(p, bytes, s.handle)
+	return p, nil
 }
 
 func (s *Stream) release() error {
 	var errs []error
-	for _, m := range []*scratch{&s.gathered, &s.work, &s.arrivals, &s.bias} {
+	for _, m := range []*scratch{&s.gathered, &s.work, &s.arrivals, &s.bias, &s.dense} {
 		errs = append(errs, s.d.drv.free(m.at))
 		*m = scratch{}
+	}
+	for _, p := range s.outgrown {
+		errs = append(errs, s.d.drv.free(p))
+	}
+	s.outgrown = nil
+	if s.blas != nil {
+		errs = append(errs, s.blas.Close())
+		s.blas = nil
 	}
 	return errors.Join(errs...)
 }
@@ -121,7 +139,7 @@ func (s *Stream) Gemm(ctx context.Context, dst, x quant.Matrix, w quant.Weight, 
 	if p.m == 0 {
 		return nil
 	}
-	plan, err := p.w.plan(p.m, opts.Path, p.x%16 == 0)
+	plan, err := p.w.plan(p.m, opts.Path, p.x%16 == 0, p.bias != nil || p.ownBias && p.w.bias != 0)
 	if err != nil {
 		return fmt.Errorf("product: %w", err)
 	}
@@ -201,6 +219,9 @@ func (s *Stream) run(p product, plan plan) error {
 	return s.d.do(func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if plan.dense {
+			return s.runDense(p)
+		}
 		bias, err := s.biasOf(p)
 		if err != nil {
 			return err
@@ -236,6 +257,28 @@ func (s *Stream) run(p product, plan plan) error {
 	})
 }
 
+// runDense dequantizes the weight and calls cuBLAS.
+func (s *Stream) runDense(p product) (err error) {
+	if s.blas == nil {
+		err := s.d.drv.outsideCapture(func() (err error) {
+			s.blas, err = s.d.blas.on(s)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	args := &dequantizeArgs{weight: p.w.args}
+	k, n := p.w.Rows(), p.w.Cols()
+	if args.out, err = s.need(&s.dense, 2*int64(k)*int64(n)); err != nil {
+		return err
+	}
+	if err := s.launch("kiln_dequantize", p.w.unitGrid(), 256, 0, unsafe.Pointer(args), 0); err != nil {
+		return err
+	}
+	return s.blas.gemm(p.out, p.x, args.out, p.m, n, k, p.accumulate)
+}
+
 // biasOf returns the bias on the device, 0 for none.
 func (s *Stream) biasOf(p product) (uintptr, error) {
 	if p.ownBias || p.bias == nil {
@@ -243,6 +286,10 @@ func (s *Stream) biasOf(p product) (uintptr, error) {
 			return p.w.bias, nil
 		}
 		return 0, nil
+	}
+	// A graph would read the caller's memory when it runs, long after the call.
+	if recorded, err := s.d.drv.capturing(s.handle); recorded || err != nil {
+		return 0, errors.Join(err, errors.New("the bias of a product that is recorded must be that of the weight"))
 	}
 	at, err := s.need(&s.bias, int64(len(p.bias)))
 	if err != nil {

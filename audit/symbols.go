@@ -38,7 +38,7 @@ func torchHome(name string) string {
 // chooseTorch finds the torch to compare with.
 func (c *checker) chooseTorch() {
 	c.torch = c.opts.Torch
-	if c.torch == nil && c.isWheel && slices.ContainsFunc(c.objects, (*object).needsTorch) {
+	if c.torch == nil && !c.opts.NoTorch && c.isWheel && slices.ContainsFunc(c.objects, (*object).needsTorch) {
 		if version := c.namedTorch(); version != "" {
 			if s, err := Builtin(version); err == nil {
 				c.torch = s

@@ -42,6 +42,10 @@ func (a *attempt) audit(ctx context.Context) error {
 	if opts.Torch, err = a.torchSnapshot(ctx); err != nil {
 		return err
 	}
+	if opts.Torch == nil && a.Settings.TorchSource.Kind != "index" {
+		opts.NoTorch = true
+		a.warn("symbols were not compared: the torch of the image could not be read from outside")
+	}
 	report, err := audit.Check(ctx, file, opts)
 	if err != nil {
 		return err
@@ -82,7 +86,7 @@ func (a *attempt) torchSnapshot(ctx context.Context) (*audit.Snapshot, error) {
 		}
 	}
 	if a.opts.Kiln == "" {
-		return nil, nil //nolint:nilnil // the audit takes what it knows of that version
+		return nil, nil //nolint:nilnil // the audit takes what it knows of that version, if torch is a published one
 	}
 	out := filepath.Join(a.work, "snapshot")
 	if err := os.MkdirAll(out, 0o777); err != nil {

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -44,6 +46,30 @@ func containers(t *testing.T) *build.Containers {
 	})
 }
 
+var makeKiln = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "kiln-e2e-")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "kiln")
+	cmd := exec.Command("go", "build", "-o", path, "../cmd/kiln") //nolint:noctx // once for all tests
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// kiln is the static program, which reads the torch of an image from inside.
+func kiln(t *testing.T) string {
+	t.Helper()
+	path, err := makeKiln()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // planOf plans a configuration file; a text instead of a path is written first.
 func planOf(t *testing.T, file string) (*matrix.Plan, build.Options) {
 	t.Helper()
@@ -65,7 +91,7 @@ func planOf(t *testing.T, file string) (*matrix.Plan, build.Options) {
 	}
 	state := t.TempDir()
 	return plan, build.Options{
-		Dir: filepath.Dir(file), StateDir: filepath.Join(state, "state"), DistDir: filepath.Join(state, "dist"), Sandboxes: containers(t),
+		Dir: filepath.Dir(file), StateDir: filepath.Join(state, "state"), DistDir: filepath.Join(state, "dist"), Sandboxes: containers(t), Kiln: kiln(t),
 		Network: build.Network{CertFile: os.Getenv("SSL_CERT_FILE")},
 	}
 }

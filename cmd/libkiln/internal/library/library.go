@@ -1,0 +1,418 @@
+// Package library is what libkiln does, without C: quantized matrices that callers know by number, on the CPU and on
+// GPUs, and products with them in memory of the caller.
+//
+// It serves cmd/libkiln, whose exported functions only convert arguments. Tensors are given as addresses, of main memory
+// or of a GPU; they are read while a matrix is made, never changed, and not needed afterwards.
+package library
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/kiln-build/kiln/quant"
+	"github.com/kiln-build/kiln/quant/cuda"
+	"github.com/kiln-build/kiln/tensor"
+)
+
+// Status is how a call ended, as C sees it.
+type Status int32
+
+// The statuses. Their numbers are part of the ABI.
+const (
+	OK           Status = iota
+	Argument            // an argument is wrong
+	Format              // a tensor breaks the rules of its format
+	NotSupported        // there is no NVIDIA driver, or no such device
+	Memory              // there is not enough memory
+	Handle              // there is no such matrix, or it was freed
+	CUDA                // the driver reports an error
+	Internal            // a fault of the library
+)
+
+// StatusOf returns the status of an error.
+func StatusOf(err error) Status {
+	var (
+		format *quant.FormatError
+		driver *cuda.Error
+	)
+	switch {
+	case err == nil:
+		return OK
+	case errors.Is(err, errHandle), errors.Is(err, quant.ErrClosed):
+		return Handle
+	case errors.As(err, &format):
+		return Format
+	case errors.Is(err, cuda.ErrNotSupported):
+		return NotSupported
+	case errors.As(err, &driver):
+		const outOfMemory = 2 // CUDA_ERROR_OUT_OF_MEMORY
+		if driver.Code == outOfMemory {
+			return Memory
+		}
+		return CUDA
+	}
+	return Argument
+}
+
+var errHandle = errors.New("never made, or freed")
+
+// Host is the device number of main memory, and of the CPU backend.
+const Host = -1
+
+// Tensor is a tensor in memory of the caller.
+type Tensor struct {
+	Data   unsafe.Pointer // nil means that there is no such tensor
+	DType  tensor.DType
+	Shape  []int64
+	Device int // number of the GPU whose memory Data is in, or Host
+}
+
+// Request says where a matrix is made from and for.
+type Request struct {
+	// Tensors are those of the format, by their names on disk.
+	Tensors map[string]Tensor
+	// Device is where products are computed: a GPU, or Host.
+	Device int
+	// Stream is the CUDA stream that wrote the tensors: they are read after what it has queued. 0 is the default stream.
+	Stream uintptr
+}
+
+// Info describes a matrix.
+type Info struct {
+	Format     quant.Format
+	Rows, Cols int
+	Device     int
+	Groups     int
+	Bits       float64 // per weight
+	Bytes      int64   // on the device
+	Permuted   bool
+	Bias       bool
+}
+
+// matrix is one entry of the table.
+type matrix struct {
+	info   Info
+	device *cuda.Device   // nil on the CPU
+	source *quant.QMatrix // for Dequantize on the CPU
+	weight quant.Weight
+
+	// use is held for reading by calls that use the weight, so that it is not freed under them.
+	use   sync.RWMutex
+	freed bool
+}
+
+// Library is a table of matrices with the devices they are on. Its methods may be called by several threads at once.
+type Library struct {
+	mu       sync.RWMutex
+	last     uint64
+	matrices map[uint64]*matrix
+
+	opening sync.Mutex // serializes Open, which is slow
+	cpu     *quant.CPU
+	devices map[int]*cuda.Device
+}
+
+// New returns an empty library. Devices are opened when they are first used, and stay open.
+func New() *Library {
+	return &Library{matrices: map[uint64]*matrix{}, devices: map[int]*cuda.Device{}}
+}
+
+// host returns the CPU backend.
+func (l *Library) host() (*quant.CPU, error) {
+	l.opening.Lock()
+	defer l.opening.Unlock()
+	if l.cpu == nil {
+		c, err := quant.NewCPU(quant.CPUOptions{})
+		if err != nil {
+			return nil, err
+		}
+		l.cpu = c
+	}
+	return l.cpu, nil
+}
+
+// device returns an open GPU.
+func (l *Library) device(ordinal int) (*cuda.Device, error) {
+	l.opening.Lock()
+	defer l.opening.Unlock()
+	if d := l.devices[ordinal]; d != nil {
+		return d, nil
+	}
+	d, err := cuda.Open(cuda.Options{Ordinal: ordinal})
+	if err != nil {
+		return nil, noDriver(err)
+	}
+	l.devices[ordinal] = d
+	return d, nil
+}
+
+// noDriver says it in words that people search for.
+func noDriver(err error) error {
+	if !errors.Is(err, cuda.ErrNotSupported) {
+		return err
+	}
+	return fmt.Errorf("no NVIDIA driver or no usable GPU: %w", err)
+}
+
+// Devices returns the GPUs of this machine.
+func (l *Library) Devices() ([]cuda.Info, error) {
+	devices, _, err := cuda.Probe()
+	if err != nil {
+		return nil, noDriver(err)
+	}
+	return devices, nil
+}
+
+// Describe returns the name of the backend for a device.
+func (l *Library) Describe(device int) (string, error) {
+	if device == Host {
+		c, err := l.host()
+		if err != nil {
+			return "", err
+		}
+		return c.Name(), nil
+	}
+	d, err := l.device(device)
+	if err != nil {
+		return "", err
+	}
+	return d.Name(), nil
+}
+
+// MakeEXL2 makes a matrix of q_weight, q_groups, q_scale, q_scale_max and, where they are given, q_invperm and bias.
+func (l *Library) MakeEXL2(r Request, opts quant.EXL2Options) (uint64, error) {
+	src, err := l.read(r)
+	if err != nil {
+		return 0, err
+	}
+	m, err := quant.LoadEXL2(src, "", opts)
+	if err != nil {
+		return 0, err
+	}
+	return l.add(r, m)
+}
+
+// MakeGPTQ makes a matrix of qweight, qzeros, scales and, where they are given, g_idx and bias.
+func (l *Library) MakeGPTQ(r Request, opts quant.GPTQOptions) (uint64, error) {
+	src, err := l.read(r)
+	if err != nil {
+		return 0, err
+	}
+	m, err := quant.LoadGPTQ(src, "", opts)
+	if err != nil {
+		return 0, err
+	}
+	return l.add(r, m)
+}
+
+// read returns the tensors in main memory: those that are there already without a copy, as loading makes one anyway.
+func (l *Library) read(r Request) (quant.TensorMap, error) {
+	src := quant.TensorMap{}
+	for name, t := range r.Tensors {
+		if t.Data == nil {
+			continue
+		}
+		size, err := tensor.Size(t.DType, t.Shape)
+		if err != nil {
+			return nil, &quant.FormatError{Tensor: name, Index: -1, Reason: err.Error()}
+		}
+		const most = 1 << 40
+		if size > most {
+			return nil, &quant.FormatError{Tensor: name, Index: -1, Reason: fmt.Sprintf("%d bytes", size)}
+		}
+		data, err := l.bytes(t, int(size), r.Stream)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		src[name] = quant.Tensor{DType: t.DType, Shape: t.Shape, Data: data}
+	}
+	return src, nil
+}
+
+// bytes returns the data of a tensor, whose bytes are an even number as every type here has two or four.
+func (l *Library) bytes(t Tensor, size int, stream uintptr) ([]byte, error) {
+	if t.Device == Host {
+		return unsafe.Slice((*byte)(t.Data), size), nil
+	}
+	d, err := l.device(t.Device)
+	if err != nil {
+		return nil, err
+	}
+	m, err := d.On(stream).Borrow(uintptr(t.Data), 1, size/2)
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, size)
+	return data, m.CopyTo(data)
+}
+
+// add brings a matrix to its device and gives it a number. Numbers are never used again.
+func (l *Library) add(r Request, m *quant.QMatrix) (uint64, error) {
+	entry := &matrix{info: Info{
+		Format: m.Format(), Rows: m.Rows(), Cols: m.Cols(), Device: r.Device, Groups: len(m.Groups()),
+		Bits: m.BitsPerWeight(), Permuted: m.Permuted(), Bias: m.Bias() != nil,
+	}}
+	var to quant.Backend
+	if r.Device == Host {
+		c, err := l.host()
+		if err != nil {
+			return 0, err
+		}
+		entry.source, to = m, c
+	} else {
+		d, err := l.device(r.Device)
+		if err != nil {
+			return 0, err
+		}
+		entry.device, to = d, d
+	}
+	var err error
+	if entry.weight, err = to.Upload(context.Background(), m); err != nil {
+		return 0, err
+	}
+	entry.info.Bytes = entry.weight.Bytes()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last++
+	l.matrices[l.last] = entry
+	return l.last, nil
+}
+
+// find returns a matrix that stays until the caller calls use.RUnlock.
+func (l *Library) find(handle uint64) (*matrix, error) {
+	l.mu.RLock()
+	m := l.matrices[handle]
+	l.mu.RUnlock()
+	if m == nil {
+		return nil, fmt.Errorf("matrix %d: %w", handle, errHandle)
+	}
+	m.use.RLock()
+	if m.freed {
+		m.use.RUnlock()
+		return nil, fmt.Errorf("matrix %d: %w", handle, errHandle)
+	}
+	return m, nil
+}
+
+// Info describes a matrix.
+func (l *Library) Info(handle uint64) (Info, error) {
+	m, err := l.find(handle)
+	if err != nil {
+		return Info{}, err
+	}
+	defer m.use.RUnlock()
+	return m.info, nil
+}
+
+// Free gives the memory of a matrix back. It waits for products with it.
+func (l *Library) Free(handle uint64) error {
+	l.mu.Lock()
+	m := l.matrices[handle]
+	delete(l.matrices, handle)
+	l.mu.Unlock()
+	if m == nil {
+		return fmt.Errorf("matrix %d: %w", handle, errHandle)
+	}
+	m.use.Lock()
+	defer m.use.Unlock()
+	m.freed = true
+	return m.weight.Close()
+}
+
+// Half is a dense, row-major half-precision matrix in memory of the caller, on the device of the quantized one.
+type Half struct {
+	Data       unsafe.Pointer
+	Rows, Cols int64
+}
+
+// bytes returns a matrix in main memory.
+func (h Half) bytes() (*quant.Half, error) {
+	if err := h.check(); err != nil {
+		return nil, err
+	}
+	return quant.NewHalf(int(h.Rows), int(h.Cols), unsafe.Slice((*byte)(h.Data), 2*h.Rows*h.Cols))
+}
+
+func (h Half) check() error {
+	const most = 1 << 31
+	if h.Rows < 0 || h.Cols < 0 || h.Rows >= most || h.Cols >= most {
+		return fmt.Errorf("matrix of %d rows and %d columns", h.Rows, h.Cols)
+	}
+	if h.Data == nil && h.Rows > 0 && h.Cols > 0 {
+		return fmt.Errorf("matrix of %d rows and %d columns without data", h.Rows, h.Cols)
+	}
+	return nil
+}
+
+// Gemm computes out = x·W as [quant.Backend] says. On a GPU it queues the product on the stream and returns.
+func (l *Library) Gemm(handle uint64, out, x Half, opts quant.GemmOptions, stream uintptr) error {
+	m, err := l.find(handle)
+	if err != nil {
+		return err
+	}
+	defer m.use.RUnlock()
+	// Before anything is read: the size of the memory follows from these numbers.
+	switch {
+	case x.Cols != int64(m.info.Rows):
+		return fmt.Errorf("activations have %d columns: the matrix has %d rows", x.Cols, m.info.Rows)
+	case out.Cols != int64(m.info.Cols):
+		return fmt.Errorf("result has %d columns: the matrix has %d", out.Cols, m.info.Cols)
+	case out.Rows != x.Rows:
+		return fmt.Errorf("result has %d rows: the activations have %d", out.Rows, x.Rows)
+	}
+	if m.device == nil {
+		from, err := x.bytes()
+		if err != nil {
+			return fmt.Errorf("activations: %w", err)
+		}
+		to, err := out.bytes()
+		if err != nil {
+			return fmt.Errorf("result: %w", err)
+		}
+		return l.cpu.Gemm(context.Background(), to, from, m.weight, opts)
+	}
+	s := m.device.On(stream)
+	from, err := borrow(s, x)
+	if err != nil {
+		return fmt.Errorf("activations: %w", err)
+	}
+	to, err := borrow(s, out)
+	if err != nil {
+		return fmt.Errorf("result: %w", err)
+	}
+	return s.Gemm(context.Background(), to, from, m.weight, opts)
+}
+
+func borrow(s *cuda.Stream, h Half) (*cuda.Matrix, error) {
+	if err := h.check(); err != nil {
+		return nil, err
+	}
+	return s.Borrow(uintptr(h.Data), int(h.Rows), int(h.Cols))
+}
+
+// Dequantize writes the weights, [K, N] in natural order. On a GPU it queues that on the stream and returns.
+func (l *Library) Dequantize(handle uint64, out Half, stream uintptr) error {
+	m, err := l.find(handle)
+	if err != nil {
+		return err
+	}
+	defer m.use.RUnlock()
+	if out.Rows != int64(m.info.Rows) || out.Cols != int64(m.info.Cols) {
+		return fmt.Errorf("result is %d×%d: want %d×%d", out.Rows, out.Cols, m.info.Rows, m.info.Cols)
+	}
+	if err := out.check(); err != nil {
+		return err
+	}
+	if m.device == nil {
+		return m.source.Dequantize(unsafe.Slice((*byte)(out.Data), 2*out.Rows*out.Cols))
+	}
+	s := m.device.On(stream)
+	to, err := borrow(s, out)
+	if err != nil {
+		return err
+	}
+	return s.Dequantize(to, m.weight)
+}

@@ -1,0 +1,314 @@
+"""Products with quantized matrices: the class QMatrix, and the functions of exllamav2 and LoRAX under their own names."""
+
+import sys
+from ctypes import byref, c_uint64, sizeof
+
+from . import _abi, _library, _tensor
+from ._library import check, library
+
+__all__ = ["QMatrix", "free_q_matrix", "gemm_half_q_half", "make_q_matrix", "reconstruct"]
+
+_dialects = {"exllamav2": _abi.EXLLAMAV2, "lorax": _abi.LORAX}
+_zeros = {None: _abi.ZERO_DIALECT, "plus-one": _abi.ZERO_PLUS_ONE, "plus-one-wrap": _abi.ZERO_PLUS_ONE_WRAP,
+          "as-stored": _abi.ZERO_AS_STORED}  # fmt: skip
+_paths = {"auto": 0, "fused": _abi.FUSED, "reconstruct": _abi.RECONSTRUCT}
+
+_exl2 = ("q_weight", "q_groups", "q_scale", "q_scale_max", "q_invperm", "bias")
+_gptq = ("qweight", "qzeros", "scales", "g_idx", "bias")
+
+_half = None  # torch.float16, once a tensor of torch was seen
+
+
+def _matrix(t, what):
+    """The address, rows, columns and device number of a half-precision matrix. This is on the path of every product."""
+    if _half is not None and getattr(t, "dtype", None) is _half and t.is_contiguous():
+        rows, cols = t.shape
+        return t.data_ptr(), rows, cols, t.get_device() if t.is_cuda else _abi.HOST
+    return _any_matrix(t, what)
+
+
+def _any_matrix(t, what):
+    global _half
+    address, shape, kind, device = _tensor.view(t, what)
+    if kind != _abi.F16:
+        raise RuntimeError("%s has the type %s: want float16" % (what, t.dtype))
+    if len(shape) != 2:
+        raise RuntimeError("%s has the shape %s: want two dimensions" % (what, tuple(shape)))
+    if _half is None and hasattr(t, "data_ptr") and "torch" in sys.modules:
+        _half = sys.modules["torch"].float16
+    return address, shape[0], shape[1], device
+
+
+def _make(function, request, tensors, device):
+    """Call a function that makes a matrix; returns its number and device."""
+    request.size = sizeof(request)
+    for name, t in tensors.items():
+        setattr(request, name, _tensor.describe(t, name))
+    if device is None:  # where the weights are, which come first
+        weights = getattr(request, next(iter(tensors)))
+        device = weights.device if weights.data else _abi.HOST
+    request.device = device = _library.device_number(device)
+    gpus = {t.device for t in (getattr(request, name) for name in tensors) if t.data and t.device >= 0}
+    if len(gpus) > 1:
+        raise RuntimeError("the tensors are on several GPUs")
+    request.stream = _tensor.current_stream(gpus.pop()) if gpus else None
+    handle = c_uint64()
+    status = function(byref(request), byref(handle))
+    if status == _abi.ERROR_MEMORY and "torch" in sys.modules:
+        # torch keeps freed memory to itself; give kiln a chance to have it.
+        sys.modules["torch"].cuda.empty_cache()
+        status = function(byref(request), byref(handle))
+    check(status)
+    return handle.value, device
+
+
+def _info(handle):
+    info = _abi.kiln_info(size=sizeof(_abi.kiln_info))
+    check(library().kiln_matrix_info(handle, byref(info)))
+    return info
+
+
+class QMatrix:
+    """A quantized matrix W of K rows and N columns on a device.
+
+    Make one with from_exl2 or from_gptq; call it with activations of shape [..., K] to get [..., N]. The tensors it
+    is made from are copied and not changed, so they may be freed and used again. Its memory is freed with the object,
+    or earlier by close.
+    """
+
+    __slots__ = ("_handle", "_info", "device")
+
+    def __init__(self, handle, device):
+        self._handle, self.device, self._info = handle, device, _info(handle)
+
+    @classmethod
+    def from_exl2(cls, tensors, key="", device=None, prescale=1.0, dialect="exllamav2"):
+        """The layer `key` of EXL2 tensors as they are on disk (a mapping from names to tensors of torch, numpy or CuPy,
+        or Pointers). device is where products are computed, by default where the weights are."""
+        request = _abi.kiln_exl2(prescale=prescale, dialect=_lookup(_dialects, dialect, "dialect"))
+        return cls(*_make(library().kiln_make_exl2, request, _pick(tensors, key, _exl2), device))
+
+    @classmethod
+    def from_gptq(cls, tensors, key="", device=None, bits=0, group_size=0, zero=None, dialect="exllamav2"):
+        """The layer `key` of GPTQ tensors. zero is "as-stored" for checkpoints in the format gptq_v2; bits and
+        group_size are found out where they are 0."""
+        request = _abi.kiln_gptq(
+            bits=bits, group_size=group_size, zero=_lookup(_zeros, zero, "zero point"),
+            dialect=_lookup(_dialects, dialect, "dialect"),
+        )  # fmt: skip
+        return cls(*_make(library().kiln_make_gptq, request, _pick(tensors, key, _gptq), device))
+
+    @property
+    def handle(self):
+        """The number that make_q_matrix would have returned."""
+        if self._handle is None:
+            raise _library.Error("the matrix is closed")
+        return self._handle
+
+    rows = property(lambda self: self._info.rows, doc="K, the input features.")
+    cols = property(lambda self: self._info.cols, doc="N, the output features.")
+    shape = property(lambda self: (self._info.rows, self._info.cols), doc="(K, N).")
+    nbytes = property(lambda self: self._info.bytes, doc="Bytes on the device.")
+    bits_per_weight = property(lambda self: self._info.bits_per_weight, doc="Of the tensors, scales included.")
+    groups = property(lambda self: self._info.groups, doc="Number of quantization groups.")
+    format = property(lambda self: "gptq" if self._info.gptq else "exl2", doc='"exl2" or "gptq".')
+
+    def __call__(self, x, out=None, *, accumulate=False, bias=True, path="auto"):
+        """x·W, plus the bias of the matrix if it has one. x is half precision, [..., K], and on the matrix's device.
+
+        out is written, or with accumulate added to. On a GPU the product is queued on torch's current stream.
+        path is "fused" (weights never rounded), "reconstruct" (weights rounded to half precision) or "auto".
+        """
+        lead = tuple(x.shape[:-1])
+        flat = _contiguous(x.reshape(-1, x.shape[-1]))
+        if out is None:
+            if accumulate:
+                raise ValueError("accumulate needs out")
+            to = _empty_like(flat, (flat.shape[0], self.cols))
+        else:
+            if tuple(out.shape) != lead + (self.cols,):
+                raise RuntimeError("out has the shape %s: want %s" % (tuple(out.shape), lead + (self.cols,)))
+            to = out if len(lead) == 1 else _flat(out, self.cols)
+        flags = _lookup(_paths, path, "path") | (_abi.ACCUMULATE if accumulate else 0) | (0 if bias else _abi.NO_BIAS)
+        _gemm(self.handle, self.device, flat, to, flags)
+        return to.reshape(lead + (self.cols,)) if out is None else out
+
+    def dequantize(self, out=None, like=None):
+        """The weights, half precision, [K, N]. Without out it is a numpy array on the CPU, a torch tensor on a GPU; `like` is
+        a tensor to make one like."""
+        if out is None:
+            if like is not None:
+                out = _empty_like(like, self.shape)
+            elif self.device == _abi.HOST:
+                import numpy
+
+                out = numpy.empty(self.shape, numpy.float16)
+            else:
+                import torch
+
+                out = torch.empty(self.shape, dtype=torch.float16, device="cuda:%d" % self.device)
+        _reconstruct(self.handle, self.device, out)
+        return out
+
+    def close(self):
+        """Free the memory. Closing twice does nothing."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            check(library().kiln_free(handle))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __del__(self):
+        # The interpreter may be half gone, and the process may be a fork of the one that made the matrix.
+        try:
+            self.close()
+        except Exception:
+            pass
+
+    def __repr__(self):
+        place = "cpu" if self.device == _abi.HOST else "cuda:%d" % self.device
+        closed = ", closed" if self._handle is None else ""
+        return "<kiln.QMatrix %s %d×%d, %.2f bits per weight, %s%s>" % (
+            self.format, self.rows, self.cols, self.bits_per_weight, place, closed,
+        )  # fmt: skip
+
+
+def _lookup(table, value, what):
+    if value not in table:
+        raise ValueError("no %s %r: want one of %s" % (what, value, ", ".join(repr(v) for v in table)))
+    return table[value]
+
+
+def _pick(tensors, key, names):
+    prefix = key + "." if key else ""
+    return {name: tensors[prefix + name] if prefix + name in tensors else None for name in names}
+
+
+def _empty_like(t, shape):
+    if hasattr(t, "new_empty"):
+        return t.new_empty(shape)
+    module = sys.modules[type(t).__module__.partition(".")[0]]  # numpy or cupy
+    return module.empty(shape, module.float16)
+
+
+def _contiguous(x):
+    if hasattr(x, "contiguous"):
+        return x.contiguous()
+    if hasattr(x, "flags") and not x.flags.c_contiguous:
+        return x.copy()
+    return x
+
+
+def _flat(out, cols):
+    """A view of out with two dimensions; a copy would be written in its place."""
+    flat = out.reshape(-1, cols)
+    if _tensor.view(flat, "out")[0] != _tensor.view(out, "out")[0]:
+        raise RuntimeError("out is not contiguous")
+    return flat
+
+
+def _gemm(handle, device, a, c, flags):
+    x, x_rows, x_cols, x_device = _matrix(a, "a")
+    y, y_rows, y_cols, y_device = _matrix(c, "c")
+    if x_device != device or y_device != device:
+        _misplaced(device, x_device, y_device)
+    status = library().kiln_gemm(
+        handle, x, x_rows, x_cols, y, y_rows, y_cols, flags, None if device < 0 else _tensor.current_stream(device)
+    )
+    if status:
+        check(status)
+
+
+def _misplaced(device, *places):
+    name = lambda d: "the CPU" if d < 0 else "cuda:%d" % d  # noqa: E731
+    raise RuntimeError("the matrix is on %s, the tensors are on %s" % (name(device), " and ".join(map(name, places))))
+
+
+def _reconstruct(handle, device, out):
+    to, rows, cols, place = _matrix(out, "out")
+    if place != device:
+        _misplaced(device, place)
+    check(library().kiln_dequantize(handle, to, rows, cols, _tensor.current_stream(device)))
+
+
+# The functions of exllamav2 (13 arguments) and of LoRAX (11, or 10 in its older releases without q_group_map).
+
+_arguments = {
+    13: ("q_weight", "q_perm", "q_invperm", "q_scale", "q_scale_max", "q_groups", "q_group_map", "qzeros", "scales", "g_idx",
+         "bias", "temp_dq", "max_dq_rows"),
+    11: ("q_weight", "q_perm", "q_invperm", "q_scale", "q_scale_max", "q_groups", "q_group_map", "qzeros", "scales", "g_idx",
+         "temp_dq"),
+    10: ("q_weight", "q_perm", "q_invperm", "q_scale", "q_scale_max", "q_groups", "qzeros", "scales", "g_idx", "temp_dq"),
+}  # fmt: skip
+_types = {"q_weight": _abi.I32, "q_perm": _abi.I16, "q_invperm": _abi.I16, "q_scale": _abi.I32, "q_scale_max": _abi.F16,
+          "q_groups": _abi.I16, "q_group_map": _abi.I16, "qzeros": _abi.I32, "scales": _abi.F16, "g_idx": _abi.I32,
+          "bias": _abi.F16}  # fmt: skip
+_type_names = {_abi.F16: "float16", _abi.I16: "int16", _abi.I32: "int32"}
+
+_devices = {}  # by handle, of those that make_q_matrix made
+
+
+def make_q_matrix(*args):
+    """A matrix from tensors that were prepared for exllamav2's kernels; returns its handle, an integer.
+
+    Takes the 13 arguments of exllamav2 or the 11 (or 10) of LoRAX. A tensor on the meta device, or None, is absent.
+    The tensors are copied and left as they are; temp_dq and max_dq_rows are not needed and not looked at. Free the
+    matrix with free_q_matrix.
+    """
+    names = _arguments.get(len(args))
+    if names is None:
+        raise TypeError("make_q_matrix takes the 13 arguments of exllamav2 or the 11 or 10 of LoRAX: got %d" % len(args))
+    given = {name: t for name, t in zip(names, args) if name in _types and not _tensor.absent(t)}
+    shapes = {}
+    for name, t in given.items():
+        _, shapes[name], kind, _ = _tensor.view(t, name)
+        if kind != _types[name]:
+            raise RuntimeError("%s has the type %s: want %s" % (name, t.dtype, _type_names[_types[name]]))
+    if shapes.get("q_perm") != shapes.get("q_invperm"):
+        raise RuntimeError("q_perm has the shape %s, q_invperm %s" % (shapes.get("q_perm"), shapes.get("q_invperm")))
+    dialect = _abi.EXLLAMAV2 if len(args) == 13 else _abi.LORAX
+    if "q_weight" not in given:
+        raise RuntimeError("q_weight is absent")
+    if "q_scale" in given:
+        # Callers have divided q_scale_max by 256, as the original wants it.
+        request = _abi.kiln_exl2(prescale=256, dialect=dialect)
+        handle, device = _make(library().kiln_make_exl2, request, {name: given.get(name) for name in _exl2}, None)
+    else:
+        # With act-order, q_perm and q_invperm are for the original's notes; nothing is written there.
+        given["qweight"] = given.pop("q_weight")
+        request = _abi.kiln_gptq(bits=4, dialect=dialect)
+        handle, device = _make(library().kiln_make_gptq, request, {name: given.get(name) for name in _gptq}, None)
+    rows = _info(handle).rows
+    if "q_scale" in given and shapes.get("q_group_map", (2 * rows,)) != (2 * rows,):
+        check(library().kiln_free(handle))
+        raise RuntimeError("q_group_map has the shape %s: want %d elements" % (shapes["q_group_map"], 2 * rows))
+    _devices[handle] = device
+    return handle
+
+
+def _device_of(handle):
+    device = _devices.get(handle)
+    if device is None:
+        raise _library.Error("matrix %s: never made, or freed" % (handle,))
+    return device
+
+
+def gemm_half_q_half(a, handle, c, force_cuda=False):
+    """c = a·W, with the bias of the matrix. On a GPU it is queued on torch's current stream of that device."""
+    _gemm(handle, _device_of(handle), a, c, _abi.FUSED if force_cuda else 0)
+
+
+def reconstruct(handle, out):
+    """Write the weights, half precision, [K, N], into out."""
+    _reconstruct(handle, _device_of(handle), out)
+
+
+def free_q_matrix(handle):
+    """Free a matrix. Using its handle afterwards is an error."""
+    _device_of(handle)
+    del _devices[handle]
+    check(library().kiln_free(handle))

@@ -1,0 +1,3 @@
+from . import path
+
+print(path())

@@ -62,9 +62,10 @@ type fileLine struct {
 
 // fileLineEnd is the part of it that few files have.
 type fileLineEnd struct {
-	Built   Coordinates `json:"built,omitzero"`
-	Arch    []string    `json:"arch,omitempty"`
-	Variant *Variant    `json:"variant,omitempty"`
+	Built   Coordinates   `json:"built,omitzero"`
+	Arch    []string      `json:"arch,omitempty"`
+	Audit   []AuditResult `json:"audit,omitempty"`
+	Variant *Variant      `json:"variant,omitempty"`
 }
 
 // appendBlock appends the block of a project.
@@ -125,8 +126,8 @@ func appendFileLine(dst []byte, f *File) ([]byte, error) {
 		dst = appendJSONString(append(dst, `,"yanked":`...), f.YankedReason)
 	}
 	text(`,"provenance":`, f.Provenance)
-	if !f.Coordinates.IsZero() || len(f.Arch) > 0 || f.Variant != nil {
-		rest, err := json.Marshal(fileLineEnd{f.Coordinates, f.Arch, f.Variant})
+	if !f.Coordinates.IsZero() || len(f.Arch) > 0 || len(f.Audit) > 0 || f.Variant != nil {
+		rest, err := json.Marshal(fileLineEnd{f.Coordinates, f.Arch, f.Audit, f.Variant})
 		if err != nil {
 			return nil, err
 		}
@@ -244,7 +245,7 @@ func parseFileLine(line []byte, in interner) (File, error) {
 	}
 	f := File{
 		Filename: l.Filename, Base: in.get(l.Base), SHA256: l.SHA256, Size: l.Size, Metadata: l.Metadata,
-		RequiresPython: in.get(l.RequiresPython), Provenance: l.Provenance, Coordinates: l.Built, Arch: l.Arch, Variant: l.Variant,
+		RequiresPython: in.get(l.RequiresPython), Provenance: l.Provenance, Coordinates: l.Built, Arch: l.Arch, Audit: l.Audit, Variant: l.Variant,
 	}
 	if l.Yanked != nil {
 		f.Yanked, f.YankedReason = true, *l.Yanked
@@ -329,7 +330,44 @@ func scanFileLine(line []byte, in interner) (f File, ok bool) {
 		}
 		s = after
 	}
+	if rest, found := bytes.CutPrefix(s, []byte(`,"audit":[`)); found {
+		if f.Audit, s, found = scanAudit(rest, in); !found {
+			return f, false
+		}
+	}
 	return f, string(s) == "}"
+}
+
+// scanAudit reads a list of results and returns what follows it.
+func scanAudit(list []byte, in interner) (out []AuditResult, rest []byte, ok bool) {
+	for s := plainJSON(list); ; s.take(',') {
+		var r AuditResult
+		s.take('{')
+		for _, field := range []struct {
+			key   string
+			value *string
+		}{{"check", &r.Check}, {"result", &r.Result}, {"detail", &r.Detail}} {
+			if field.value == &r.Detail && s.next() == '}' {
+				break
+			}
+			if field.value != &r.Check {
+				s.take(',')
+			}
+			if string(s.text()) != field.key {
+				return nil, nil, false
+			}
+			s.take(':')
+			*field.value = in.bytes(s.text())
+		}
+		s.take('}')
+		if s == nil {
+			return nil, nil, false
+		}
+		out = append(out, r)
+		if s.next() == ']' {
+			return out, s[1:], true
+		}
+	}
 }
 
 // bytes is get without an allocation for what is known.
@@ -451,6 +489,17 @@ func (f *File) validate() error {
 	if !f.Coordinates.IsZero() {
 		if err := f.Coordinates.validate(); err != nil {
 			return err
+		}
+	}
+	if len(f.Audit) > MaxAuditResults {
+		return fmt.Errorf("has %d results of an audit, more than %d", len(f.Audit), MaxAuditResults)
+	}
+	for _, r := range f.Audit {
+		switch {
+		case r.Result != "pass" && r.Result != "warn" && r.Result != "fail":
+			return fmt.Errorf("result %q of an audit is not pass, warn or fail", r.Result)
+		case r.Check == "" || !plainText(r.Check, MaxAuditText) || !plainText(r.Detail, MaxAuditText):
+			return errors.New("result of an audit is not one line of text")
 		}
 	}
 	for _, a := range f.Arch {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ func testProject() *Project {
 			},
 			{
 				Filename: "flash_attn-1.1+cu128.torch2.9-py3-none-any.whl", SHA256: sum("f"), Size: 1, Arch: []string{"80", "90a", "120+ptx"},
+				Audit: []AuditResult{{Check: "platform", Result: "pass"}, {Check: "linked-libraries", Result: "warn", Detail: "libfoo.so.1 is in no wheel"}},
 			},
 			{
 				Filename: "flash_attn-2.0-py3-none-any.whl", SHA256: sum("c"), Yanked: true, YankedReason: "no \\ good", Provenance: "https://example.org/p",
@@ -80,7 +82,7 @@ func TestAppendFileLine(t *testing.T) {
 		}
 		line := fileLine{
 			Filename: f.Filename, Base: f.Base, SHA256: f.SHA256, Size: f.Size, Metadata: f.Metadata, RequiresPython: f.RequiresPython,
-			Provenance: f.Provenance, fileLineEnd: fileLineEnd{f.Coordinates, f.Arch, f.Variant},
+			Provenance: f.Provenance, fileLineEnd: fileLineEnd{f.Coordinates, f.Arch, f.Audit, f.Variant},
 		}
 		if !f.UploadTime.IsZero() {
 			line.UploadTime = f.UploadTime.Format(timeFormat)
@@ -129,7 +131,7 @@ func compareLines(t *testing.T, line []byte) {
 		t.Fatalf("%s was read, but is not JSON: %v", line, err)
 	}
 	if l.Filename != quick.Filename || l.Base != quick.Base || l.SHA256 != quick.SHA256 || l.Size != quick.Size || l.Metadata != quick.Metadata ||
-		l.RequiresPython != quick.RequiresPython || l.Yanked != nil || l.Provenance != "" || !l.Built.IsZero() || !slices.Equal(l.Arch, quick.Arch) || l.Variant != nil {
+		l.RequiresPython != quick.RequiresPython || l.Yanked != nil || l.Provenance != "" || !l.Built.IsZero() || !slices.Equal(l.Arch, quick.Arch) || !slices.Equal(l.Audit, quick.Audit) || l.Variant != nil {
 		t.Fatalf("%s: %+v, want %+v", line, quick, l)
 	}
 }
@@ -232,6 +234,33 @@ func FuzzVariant(f *testing.F) {
 		}
 		if _, err := ParseVariant(merged, label); err != nil {
 			t.Fatalf("%s: %v", merged, err)
+		}
+	})
+}
+
+// FuzzManifest: the fast way of reading a line says what encoding/json says of it, or nothing.
+func FuzzManifest(f *testing.F) {
+	hash := `{"sha256":"` + strings.Repeat("ab", 32) + `"}`
+	for _, line := range []string{
+		`{"filename":"a-1-py3-none-any.whl","url":"https://x.org/a-1-py3-none-any.whl","hashes":` + hash + `,"size":12,"requires-python":">=3.9","core-metadata":` + hash + `,"upload-time":"2026-08-01T12:00:00Z"}`,
+		`{ "filename" : "a" , "size": 0, "hashes": ` + hash + ` } `,
+		`{"filename":"a","filename":"b","size":-1}`, `{"size":01}`, `{"size":1.5}`, `{"size":1e3}`, `{"size":999999999999999999999}`,
+		`{"filename":"a\u0062","yanked":true}`, `{"Filename":"a"}`, `{"filename":"a",}`, `{"filename":"a"} x`, `{}`, `{"filename":"é"}`, `{"upload-time":""}`, `{"hashes":{}}`,
+	} {
+		f.Add([]byte(line))
+	}
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, line []byte) {
+		got, ok := scanManifestLine(line, interner{})
+		if !ok {
+			return
+		}
+		var want manifestFile
+		if err := json.Unmarshal(line, &want); err != nil {
+			t.Fatalf("%q was read as %+v: %v", line, got, err)
+		}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(metadataHash{})); diff != "" {
+			t.Errorf("%q: %s", line, diff)
 		}
 	})
 }

@@ -92,9 +92,28 @@ type File struct {
 	// Arch are the GPU architectures in the file, such as "80" or "gfx90a".
 	Arch []string
 
+	// Audit is what a look into the wheel found, if there was one.
+	Audit []AuditResult
+
 	// Variant is the variant.json of a wheel with a variant label (PEP 825).
 	Variant *Variant
 }
+
+// AuditResult is one result of a look into a wheel.
+type AuditResult struct {
+	// Check is what was looked at, such as "symbols against torch 2.9.0".
+	Check string `json:"check"`
+	// Result is "pass", "warn" or "fail".
+	Result string `json:"result"`
+	// Detail says more; it may be empty.
+	Detail string `json:"detail,omitempty"`
+}
+
+// The most that a file has of results, and a text of one in bytes.
+const (
+	MaxAuditResults = 50
+	MaxAuditText    = 500
+)
 
 // URL returns where the file is. For hosted files it is relative to the root of the index;
 // root is the path from the page to there, such as "../../". Everything outside

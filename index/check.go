@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/kiln-build/kiln/internal/fsx"
 )
@@ -80,7 +81,7 @@ func (s *Store) Check(ctx context.Context, opts CheckOptions) (*Report, error) {
 	}
 	err := s.update(ctx, func(u *update) error {
 		// A commit in front of this callback has completed what was interrupted.
-		c := &checker{store: s, u: u, opts: opts, report: r, tree: newTree(s, true, nil), expected: map[string]bool{}}
+		c := &checker{store: s, u: u, opts: opts, report: r, tree: newTree(s, true, new(atomic.Int64)), expected: map[string]bool{}}
 		return c.run(ctx)
 	})
 	if err != nil {
@@ -301,13 +302,13 @@ func (c *checker) checkFolder(rel string, pages []pageFile) error {
 		if !c.opts.Repair {
 			continue
 		}
-		if err := t.mkdir(filepath.Dir(path)); err != nil {
+		if err := os.MkdirAll(tempDir(c.store.dir), 0o777); err != nil {
 			return err
 		}
 		if err := os.Remove(path + gzSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err := t.put(filepath.Dir(path), &p); err != nil {
+		if err := t.putPages(filepath.Dir(path), "", []pageFile{p}); err != nil {
 			return err
 		}
 		f.Repaired = true

@@ -70,7 +70,7 @@ func venv(t *testing.T, name string, requirements ...string) string {
 }
 
 // TestLockers: poetry and pdm lock the build of the view they are pointed at, with its hash and those
-// of its dependencies.
+// of its dependencies. pdm needs the exact pin: of "demo-ext" it locks version 1.0, without label and hash.
 func TestLockers(t *testing.T) {
 	if !e2e() {
 		t.Skip("KILN_E2E does not name index")
@@ -92,20 +92,20 @@ func TestLockers(t *testing.T) {
 		t.Fatal(err)
 	}
 	view := f.http.URL + "/cu128/torch2.9/simple/"
-	project := "[project]\nname = \"user\"\nversion = \"0\"\nrequires-python = \">=3.10,<4\"\ndependencies = [\"demo-ext\"]\n"
-	for _, test := range []struct{ name, requirement, source, lock string }{
-		{"poetry", "poetry==2.2.1", "[[tool.poetry.source]]\nname = \"kiln\"\nurl = \"%s\"\npriority = \"primary\"\n", "poetry.lock"},
-		{"pdm", "pdm==2.26.1", "[[tool.pdm.source]]\nname = \"pypi\"\nurl = \"%s\"\nverify_ssl = false\n", "pdm.lock"},
+	project := "[project]\nname = \"user\"\nversion = \"0\"\nrequires-python = \">=3.10,<4\"\ndependencies = [\"%s\"]\n"
+	for _, test := range []struct{ name, requirements, dependency, source, lock string }{
+		{"poetry", "poetry==2.2.1", "demo-ext", "[[tool.poetry.source]]\nname = \"kiln\"\nurl = \"%s\"\npriority = \"primary\"\n", "poetry.lock"},
+		{"pdm", "pdm==2.26.1 unearth==0.17.5", "demo-ext==1.0+cu128.torch2.9", "[[tool.pdm.source]]\nname = \"pypi\"\nurl = \"%s\"\nverify_ssl = false\n", "pdm.lock"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			python := venv(t, test.name, test.requirement)
+			python := venv(t, test.name, strings.Fields(test.requirements)...)
 			home := t.TempDir()
-			if err := os.WriteFile(filepath.Join(home, "pyproject.toml"), fmt.Appendf([]byte(project), test.source, view), 0o644); err != nil {
+			if err := os.WriteFile(filepath.Join(home, "pyproject.toml"), fmt.Appendf(nil, project+test.source, test.dependency, view), 0o644); err != nil {
 				t.Fatal(err)
 			}
 			cmd := exec.CommandContext(t.Context(), python, "-m", test.name, "lock")
 			cmd.Dir = home
-			cmd.Env = append(environment(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_CACHE_HOME="+home, "POETRY_CACHE_DIR="+home, "PDM_CHECK_UPDATE=0", "PDM_IGNORE_SAVED_PYTHON=1",
+			cmd.Env = append(environment(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_CACHE_HOME="+home, "POETRY_CACHE_DIR="+home, "PDM_CHECK_UPDATE=0", "PDM_IGNORE_SAVED_PYTHON=1", "POETRY_VIRTUALENVS_USE_POETRY_PYTHON=true",
 				"PYTHON_KEYRING_BACKEND=keyring.backends.null.Keyring")
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)

@@ -69,9 +69,10 @@ type PublishOptions struct {
 	// NamesOnly compares RECORD with the names and sizes in a wheel, instead of with the
 	// hashes of all members too.
 	NamesOnly bool
-	// Archs, if not nil, looks into a wheel for a platform and returns the GPU architectures it
-	// has code for. It is asked about files that are new and come without their Arch.
-	Archs func(ctx context.Context, path string) []string
+	// Audit, if not nil, looks into a wheel for a platform and returns the GPU architectures it has
+	// code for and what else it found. It is asked about files that are new. Arch of the
+	// NewFile counts more.
+	Audit func(ctx context.Context, path string, sum Digest) (arch []string, results []AuditResult)
 	// Config, if not nil, replaces the configuration of the index in the same step.
 	Config *Config
 	// Limits bound what wheels may hold.
@@ -186,8 +187,10 @@ func (s *Store) PublishListed(ctx context.Context, files iter.Seq2[File, error],
 		if err == nil && f.Base == "" {
 			err = errors.New("is listed without its bytes and without a URL")
 		}
-		if w, ok := f.Wheel(); err == nil && config.Variants && ok && w.Label != "" && f.Variant == nil {
-			err = errors.New("is a variant, which is known only from the wheel itself")
+		if err == nil && config.Variants && f.Variant == nil {
+			if w, ok := f.Wheel(); ok && w.Label != "" {
+				err = errors.New("is a variant, which is known only from the wheel itself")
+			}
 		}
 		if err != nil {
 			problems = append(problems, Problem{f.Filename, err})
@@ -454,8 +457,11 @@ func inspect(ctx context.Context, n *NewFile, config *Config, opts *PublishOptio
 		}
 		c.file.Metadata = sha256.Sum256(c.metadata)
 	}
-	if c.file.Arch == nil && opts.Archs != nil && c.native() {
-		c.file.Arch = opts.Archs(ctx, n.Path)
+	if opts.Audit != nil && c.native() {
+		var arch []string
+		if arch, c.file.Audit = opts.Audit(ctx, n.Path, c.file.SHA256); c.file.Arch == nil {
+			c.file.Arch = arch
+		}
 	}
 	cache.put(name, info, c.file.SHA256)
 	return c, c.file.validate()

@@ -52,7 +52,8 @@ func newTree(store *Store, durable bool, temp *atomic.Int64) *tree {
 	return &tree{store: store, dir: store.dir, durable: durable, temp: temp, gz: gz, made: map[string]bool{}}
 }
 
-// tempDir is where files are written before they get their name.
+// tempDir is where pages are written before they get their name. What a change that was cut short left
+// there is removed by the next.
 func tempDir(dir string) string { return filepath.Join(dir, stateDir, "tmp") }
 
 func (t *tree) tempPath() string {
@@ -78,17 +79,20 @@ func (t *tree) pack(p *pageFile) error {
 	return err
 }
 
-// putFolder writes the pages of one folder, each with its compressed twin. A folder that is
-// not there yet appears with all of them at once. twin, if not "", is a folder that has the same
-// pages; in bulk they are linked, which costs no space and a fraction of the time. Pages are only
+// putFolder writes the pages of one folder, each with its compressed twin. In bulk, a folder that is
+// not there yet appears with all of them at once. like, if not "", is a folder that has the same
+// pages: they are linked, which costs no space and a fraction of the time. Pages are only
 // ever replaced as a whole, so that no change of one reaches the other.
-func (t *tree) putFolder(rel, twin string, pages []pageFile) error {
+func (t *tree) putFolder(rel, like string, pages []pageFile) error {
 	dir := t.path(rel)
+	if like != "" {
+		like = t.path(like)
+	}
 	if t.made[dir] || t.durable {
-		return t.putPages(dir, pages)
+		return t.putPages(dir, like, pages)
 	}
 	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
-		return t.putPages(dir, pages)
+		return t.putPages(dir, like, pages)
 	}
 	temp := t.tempPath()
 	if err := os.MkdirAll(temp, 0o777); err != nil {
@@ -104,7 +108,7 @@ func (t *tree) putFolder(rel, twin string, pages []pageFile) error {
 			data []byte
 		}{{p.name, p.data}, {p.name + gzSuffix, p.packed}} {
 			path := filepath.Join(temp, f.name)
-			if twin != "" && os.Link(filepath.Join(t.path(twin), f.name), path) == nil {
+			if like != "" && os.Link(filepath.Join(like, f.name), path) == nil {
 				continue
 			}
 			if err := os.WriteFile(path, f.data, 0o644); err != nil {
@@ -122,24 +126,31 @@ func (t *tree) putFolder(rel, twin string, pages []pageFile) error {
 	return os.Rename(temp, dir)
 }
 
-func (t *tree) putPages(dir string, pages []pageFile) error {
+func (t *tree) putPages(dir, like string, pages []pageFile) error {
 	if err := t.mkdir(dir); err != nil {
 		return err
 	}
+	before := t.written
 	for i := range pages {
-		if err := t.put(dir, &pages[i]); err != nil {
+		if err := t.put(dir, like, &pages[i]); err != nil {
 			return err
 		}
+	}
+	if t.durable && t.written > before {
+		return fsx.SyncDir(dir)
 	}
 	return nil
 }
 
 // put writes a page and its compressed twin into a folder. Each is compared by itself: a
 // change that was cut short may have written one of them only.
-func (t *tree) put(dir string, p *pageFile) error {
-	path := filepath.Join(dir, p.name)
+func (t *tree) put(dir, like string, p *pageFile) error {
+	path, from := filepath.Join(dir, p.name), ""
+	if like != "" {
+		from = filepath.Join(like, p.name)
+	}
 	if !same(path, p.data) {
-		if err := t.replace(path, p.data); err != nil {
+		if err := t.replace(path, from, p.data); err != nil {
 			return err
 		}
 	}
@@ -149,7 +160,10 @@ func (t *tree) put(dir string, p *pageFile) error {
 	if err := t.pack(p); err != nil {
 		return err
 	}
-	return t.replace(path+gzSuffix, p.packed)
+	if from != "" {
+		from += gzSuffix
+	}
+	return t.replace(path+gzSuffix, from, p.packed)
 }
 
 // isTwin reports whether a compressed page is that of data, by what gzip notes at the end of the
@@ -180,19 +194,32 @@ func same(path string, data []byte) bool {
 	return err == nil && bytes.Equal(old, data)
 }
 
-func (t *tree) replace(path string, data []byte) error {
+// replace makes data the content of path in one step, as a link to from if that is not "". What is durable
+// about it is the content; the folder has to be synced by the caller.
+func (t *tree) replace(path, from string, data []byte) error {
 	if err := t.store.touch(path); err != nil {
 		return err
 	}
 	t.written++
-	if t.durable {
-		return fsx.WriteFile(path, data, 0o644)
-	}
 	temp := t.tempPath()
-	if err := os.WriteFile(temp, data, 0o644); err != nil {
-		return err
+	if from == "" || os.Link(from, temp) != nil {
+		if err := t.write(temp, data); err != nil {
+			return err
+		}
 	}
 	return os.Rename(temp, path)
+}
+
+func (t *tree) write(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil && t.durable {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 // compress returns the gzip form of data, without a time in it. It is valid until the next call.

@@ -381,10 +381,8 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 		}
 	}
 	durable := count < u.store.bulk
-	if !durable {
-		if err := os.MkdirAll(tempDir(u.store.dir), 0o777); err != nil {
-			return err
-		}
+	if err := os.MkdirAll(tempDir(u.store.dir), 0o777); err != nil {
+		return err
 	}
 	var temp atomic.Int64
 	if err := u.writeProjects(next, roots, render, durable, &temp); err != nil {
@@ -395,21 +393,23 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 		if len(roots[path]) == 0 {
 			continue
 		}
-		pages := listPages(next.list(path))
+		pages, like := listPages(next.list(path)), ""
 		for _, root := range roots[path] {
-			if err := t.putPages(t.path(pageFolder(root, "")), pages); err != nil {
+			folder := t.path(pageFolder(root, ""))
+			if err := t.putPages(folder, like, pages); err != nil {
 				return err
 			}
+			like = folder
 		}
-	}
-	if err := t.put(t.dir, &pageFile{name: "catalog.json", data: next.appendCatalog(nil, &u.config)}); err != nil {
-		return err
 	}
 	// GitHub Pages leaves out folders it takes for Jekyll's without this file.
 	if _, err := os.Lstat(t.path(".nojekyll")); err != nil {
-		if err := t.replace(t.path(".nojekyll"), nil); err != nil {
+		if err := t.replace(t.path(".nojekyll"), "", nil); err != nil {
 			return err
 		}
+	}
+	if err := t.putPages(t.dir, "", []pageFile{{name: "catalog.json", data: next.appendCatalog(nil, &u.config)}}); err != nil {
+		return err
 	}
 	if err := u.removeStale(t, old, next, oldRoots, roots, render); err != nil {
 		return err

@@ -165,6 +165,33 @@ func hostileArchives(t *testing.T) map[string][]byte {
 			}
 			return z.bytes(70_000 & 0xffff)
 		}(),
+		"200,000 members": func() []byte {
+			var buf bytes.Buffer
+			z := zip.NewWriter(&buf) // writes the 64-bit form for so many
+			for i := range 200_000 {
+				if _, err := z.CreateRaw(&zip.FileHeader{Name: fmt.Sprintf("e%d", i)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := z.Close(); err != nil {
+				t.Fatal(err)
+			}
+			return buf.Bytes()
+		}(),
+		"RECORD bomb": func() []byte {
+			z := &rawZip{}
+			z.store(evilInfo+"METADATA", evilMeta)
+			z.store(evilInfo+"WHEEL", evilTags)
+			z.add(evilInfo+"RECORD", zeros, 512<<20, 8, 0, 0)
+			return z.bytes(3)
+		}(),
+		"WHEEL bomb": func() []byte {
+			z := &rawZip{}
+			z.store(evilInfo+"METADATA", evilMeta)
+			z.add(evilInfo+"WHEEL", zeros, 512<<20, 8, 0, 0)
+			z.store(evilInfo+"RECORD", "")
+			return z.bytes(3)
+		}(),
 		"no metadata":      testZip(t, map[string]string{evilInfo + "WHEEL": evilTags}),
 		"no WHEEL":         testZip(t, map[string]string{evilInfo + "METADATA": evilMeta}),
 		"no RECORD":        testZip(t, map[string]string{evilInfo + "METADATA": evilMeta, evilInfo + "WHEEL": evilTags}),

@@ -488,7 +488,7 @@ type filePage struct {
 	Lines         *index.Install
 	Torch         string
 	Arch          []archDetail
-	Findings      []Finding
+	Findings      []index.AuditResult
 	View          string
 }
 
@@ -499,7 +499,7 @@ type archDetail struct{ Arch, Name, GPU string }
 func (p *pages) file(base string, project *index.Project, f *index.File) ([]byte, error) {
 	data := filePage{
 		frame: p.frame(f.Filename, base, 3, "project"), Name: project.Name, Display: cmp.Or(project.DisplayName, project.Name),
-		File: f, Version: f.Version().String(), Kind: "source distribution",
+		File: f, Version: f.Version().String(), Kind: "source distribution", Findings: f.Audit,
 	}
 	data.Download = f.URL(data.Root)
 	if !f.Metadata.IsZero() {
@@ -529,9 +529,6 @@ func (p *pages) file(base string, project *index.Project, f *index.File) ([]byte
 			d.GPU = p.opts.GPUName(a)
 		}
 		data.Arch = append(data.Arch, d)
-	}
-	if p.opts.Audit != nil {
-		data.Findings = p.opts.Audit(f)
 	}
 	return p.site.execute("file.html", data)
 }

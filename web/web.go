@@ -41,23 +41,11 @@ type Options struct {
 	Title string
 	// GPUName, if not nil, returns what an architecture such as "90" is called, or "".
 	GPUName func(arch string) string
-	// Audit, if not nil, returns what is known about the inside of a file.
-	Audit func(f *index.File) []Finding
 	// Skip, if not nil, tells [Render] to leave out the pages of a project, because they are
 	// there already. Nothing else that is shown depends on it.
 	Skip func(p *index.Project) bool
 	// Log gets errors of [Handler]; nil discards them.
 	Log *slog.Logger
-}
-
-// A Finding is one result of an audit of a file.
-type Finding struct {
-	// Check is what was looked at: "symbols against torch".
-	Check string
-	// Result is "pass", "warn" or "fail".
-	Result string
-	// Detail says more; it may be empty.
-	Detail string
 }
 
 // asset is an embedded file, named after its content so that browsers may keep it for ever.

@@ -63,13 +63,13 @@ func (f *configFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.combination, "default", "", "what /simple/ shows of projects with several `combinations`, such as cu128/torch2.9; \"none\" takes it back")
 	flags.BoolVar(&f.variants, "experimental-variants", false, "accept wheel variants (PEP 825, a draft)")
 	flags.BoolVar(&f.oldAttribute, "old-metadata-attribute", false, "announce metadata to pip 22.3 to 23.1 too")
-	flags.BoolVar(&f.aliases, "aliases", false, "write views under their second names, such as cu128-torch2.9, too")
+	flags.BoolVar(&f.aliases, "aliases", true, "write views under their second names, such as cu128-torch2.9, too; an index that is there keeps what it has unless told")
 	flags.StringVar(&f.web, "web", "auto", fmt.Sprintf("pages for people: on, off, or auto for indexes of up to %d files", webLimit))
 	complete(cmd, "web", "auto", "on", "off")
 }
 
-// apply changes what flags were given for.
-func (f *configFlags) apply(cmd *cobra.Command, config *index.Config) error {
+// apply changes what flags were given for, and for a new index what has a default.
+func (f *configFlags) apply(cmd *cobra.Command, config *index.Config, isNew bool) error {
 	flags := cmd.Flags()
 	if flags.Changed("default") {
 		config.Default = index.Coordinates{}
@@ -87,7 +87,7 @@ func (f *configFlags) apply(cmd *cobra.Command, config *index.Config) error {
 	if flags.Changed("old-metadata-attribute") {
 		config.OldMetadataAttribute = f.oldAttribute
 	}
-	if flags.Changed("aliases") {
+	if flags.Changed("aliases") || isNew {
 		config.Aliases = f.aliases
 	}
 	if flags.Changed("web") {
@@ -117,7 +117,7 @@ func (f *publishFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.strict, "strict", false, "publish nothing if there is a problem with any file")
 	flags.StringVar(&f.check, "check", "full", "how to compare wheels with their RECORD: full (all bytes) or names")
 	flags.StringVar(&f.uploadTime, "upload-time", "", "the `time` at which new files entered the index, such as 2026-08-01T12:00:00Z (default now)")
-	flags.BoolVar(&f.noAudit, "no-audit", false, "do not look for GPU code in wheels, to say for which GPUs they are")
+	flags.BoolVar(&f.noAudit, "no-audit", false, "do not look into wheels, to say for which GPUs they are and what else is in them")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	complete(cmd, "check", "full", "names")
 }
@@ -133,7 +133,7 @@ func (a *app) publishOptions(f *publishFlags) (opts index.PublishOptions, when t
 	}
 	opts = index.PublishOptions{Strict: f.strict, NamesOnly: f.check == "names"}
 	if !f.noAudit {
-		opts.Archs = a.wheelArchs
+		opts.Audit = (&wheelAudits{app: a}).look
 	}
 	return opts, when, nil
 }
@@ -182,7 +182,7 @@ A manifest lists files that are not at hand: one JSON object a line, as PEP 691 
 			if err != nil {
 				return err
 			}
-			if err := config.apply(cmd, &next); err != nil {
+			if err := config.apply(cmd, &next, !store.Exists()); err != nil {
 				return err
 			}
 			opts.Config = &next
@@ -329,6 +329,14 @@ the same bytes is left alone; other bytes under a published name are refused.`,
 			store, err := index.Open(dir, index.StoreOptions{Log: a.log})
 			if err != nil {
 				return err
+			}
+			if !store.Exists() {
+				config, err := store.Config()
+				if err != nil {
+					return err
+				}
+				config.Aliases = true // as generate does
+				opts.Config = &config
 			}
 			files := make([]index.NewFile, len(args))
 			for i, arg := range args {
@@ -700,7 +708,7 @@ A project that the index does not have is made without files, which reserves the
 				if err != nil {
 					return err
 				}
-				if err := config.apply(cmd, &next); err != nil {
+				if err := config.apply(cmd, &next, false); err != nil {
 					return err
 				}
 				if flags.Changed("base-url") {
@@ -731,7 +739,7 @@ A project that the index does not have is made without files, which reserves the
 			}
 			if flags.Changed("default") {
 				var c index.Config
-				if err := config.apply(cmd, &c); err != nil {
+				if err := config.apply(cmd, &c, false); err != nil {
 					return err
 				}
 				s.Default = &c.Default

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -28,16 +29,22 @@ func scriptWheel(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 || len(args) > 2 {
 		ts.Fatalf("usage: wheel FILE [TEXT]")
 	}
-	path := ts.MkAbs(args[0])
+	ts.Check(writeTestWheel(ts.MkAbs(args[0]), strings.Join(args[1:], "")))
+}
+
+// writeTestWheel writes a small wheel of the name that the path has.
+func writeTestWheel(path, text string) error {
 	name, err := wheel.ParseFilename(filepath.Base(path))
-	ts.Check(err)
+	if err != nil {
+		return err
+	}
 	info := name.RawName + "-" + name.Version.Raw() + ".dist-info/"
 	about := "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\n"
 	for _, tag := range name.Tags() {
 		about += "Tag: " + tag.String() + "\n"
 	}
 	members := [][2]string{
-		{name.RawName + ".py", "# " + strings.Join(args[1:], "") + "\n"},
+		{name.RawName + ".py", "# " + text + "\n"},
 		{info + "METADATA", "Metadata-Version: 2.1\nName: " + name.Name + "\nVersion: " + name.Version.String() + "\nRequires-Python: >=3.9\n"},
 		{info + "WHEEL", about},
 	}
@@ -54,13 +61,14 @@ func scriptWheel(ts *testscript.TestScript, neg bool, args []string) {
 		w, err := z.CreateRaw(&zip.FileHeader{
 			Name: m[0], CRC32: crc32.ChecksumIEEE([]byte(m[1])), CompressedSize64: uint64(len(m[1])), UncompressedSize64: uint64(len(m[1])),
 		})
-		ts.Check(err)
-		_, err = io.WriteString(w, m[1])
-		ts.Check(err)
+		if err != nil {
+			return err
+		}
+		if _, err := io.WriteString(w, m[1]); err != nil {
+			return err
+		}
 	}
-	ts.Check(z.Close())
-	ts.Check(os.MkdirAll(filepath.Dir(path), 0o777))
-	ts.Check(os.WriteFile(path, buf.Bytes(), 0o644))
+	return errors.Join(z.Close(), os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, buf.Bytes(), 0o644))
 }
 
 // TestServeStops: a server that is told to end, ends well.

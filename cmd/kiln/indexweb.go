@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/web"
@@ -214,24 +213,6 @@ func (r *webRecord) all() []string {
 	out := slices.Clone(r.Pages)
 	for _, p := range r.Projects {
 		out = append(out, p.Pages...)
-	}
-	return out
-}
-
-// wheelArchs returns the GPU architectures that a wheel has code for, in the spelling of the index:
-// 80, 90a, 120+ptx, gfx90a. What cannot be read is left out, as it says nothing about installing.
-func (a *app) wheelArchs(ctx context.Context, name string) []string {
-	report, err := audit.Check(ctx, name, audit.Options{NoTable: true, SkipDigests: true})
-	if err != nil {
-		a.log.Warn("GPU code not looked at", "file", filepath.Base(name), "error", err)
-		return nil
-	}
-	var out []string
-	for arch := range strings.FieldsSeq(strings.ToLower(report.Archs())) {
-		if !strings.HasPrefix(arch, "gfx") {
-			arch = strings.ReplaceAll(arch, ".", "")
-		}
-		out = append(out, arch)
 	}
 	return out
 }

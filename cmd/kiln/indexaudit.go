@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/index"
+)
+
+// wheelAudits says what is inside the wheels that enter an index. The report that `kiln build` left with a
+// wheel counts most: it knows the very torch that the wheel was built with. Other wheels are looked at.
+type wheelAudits struct {
+	app *app
+
+	mu      sync.Mutex
+	records map[string]map[string]*audit.Report // by folder of wheels and SHA-256
+}
+
+// buildRecords is the folder beside wheels in which `kiln build` writes what it knows of them.
+const buildRecords = "records"
+
+// look is the Audit of [index.PublishOptions].
+func (w *wheelAudits) look(ctx context.Context, path string, sum index.Digest) (arch []string, results []index.AuditResult) {
+	report := w.recorded(filepath.Dir(path), sum.String())
+	if report == nil {
+		var err error
+		if report, err = audit.Check(ctx, path, audit.Options{NoTable: true, SkipDigests: true}); err != nil {
+			// It says nothing about installing.
+			w.app.log.Warn("GPU code not looked at", "file", filepath.Base(path), "error", err)
+			return nil, nil
+		}
+	}
+	return reportArchs(report), auditResults(report)
+}
+
+// recorded returns the report of a wheel with that hash, nil if there is none.
+func (w *wheelAudits) recorded(dir, sum string) *audit.Report {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.records == nil {
+		w.records = map[string]map[string]*audit.Report{}
+	}
+	if w.records[dir] == nil {
+		w.records[dir] = w.read(filepath.Join(dir, buildRecords))
+	}
+	return w.records[dir][sum]
+}
+
+// read reads the records in a folder. One that cannot be read is left out: the wheel is there.
+func (w *wheelAudits) read(dir string) map[string]*audit.Report {
+	out := map[string]*audit.Report{}
+	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() || filepath.Ext(path) != ".json" {
+			return nil //nolint:nilerr // there need not be any
+		}
+		var record struct {
+			Files []struct {
+				Name   string `json:"name"`
+				SHA256 string `json:"sha256"`
+			} `json:"files"`
+			Audit *audit.Report `json:"audit"`
+		}
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = json.Unmarshal(data, &record)
+		}
+		if err != nil {
+			w.app.log.Warn("record of a build left out", "file", path, "error", err)
+			return nil
+		}
+		for _, f := range record.Files {
+			if record.Audit != nil && f.Name == record.Audit.File {
+				out[f.SHA256] = record.Audit
+			}
+		}
+		return nil
+	})
+	return out
+}
+
+// reportArchs returns the GPU architectures that all libraries of a wheel have code for, in the spelling
+// of the index: 80, 90a, 120+ptx, gfx90a.
+func reportArchs(r *audit.Report) (out []string) {
+	for arch := range strings.FieldsSeq(strings.ToLower(r.Archs())) {
+		if !strings.HasPrefix(arch, "gfx") {
+			arch = strings.ReplaceAll(arch, ".", "")
+		}
+		out = append(out, arch)
+	}
+	return out
+}
+
+// auditResults is the short form of a report: what is wrong, and what was looked at and is right.
+func auditResults(r *audit.Report) (out []index.AuditResult) {
+	add := func(check, result, detail string) {
+		if len(out) < index.MaxAuditResults {
+			out = append(out, index.AuditResult{Check: oneLine(check), Result: result, Detail: oneLine(detail)})
+		}
+	}
+	found := map[string]bool{}
+	for _, f := range r.Findings {
+		found[f.Rule] = true
+		detail := f.Message
+		if len(f.Details) > 0 {
+			detail += ": " + strings.Join(f.Details[:min(3, len(f.Details))], ", ")
+		}
+		if f.File != "" {
+			detail = f.File + ": " + detail
+		}
+		switch f.Severity {
+		case audit.Error:
+			add(f.Rule, "fail", detail)
+		case audit.Warning:
+			add(f.Rule, "warn", detail)
+		default: // notes are for who builds
+		}
+	}
+	clean := func(rules ...string) bool {
+		return !slices.ContainsFunc(rules, func(rule string) bool { return found[rule] })
+	}
+	if r.Torch != "" && clean(audit.RuleLibraryMissing, audit.RuleSymbolMissing, audit.RuleSymbolUnlinked, audit.RuleSymbolUnknown, audit.RuleCXXABI, audit.RuleTorchVersion) {
+		add("symbols against torch "+r.Torch, "pass", "")
+	}
+	if p := r.Platform; p != nil && clean(audit.RulePlatform, audit.RulePlatformLibrary, audit.RuleMachine) {
+		detail := ""
+		if p.GLIBC != "" {
+			detail = "needs glibc " + p.GLIBC
+		}
+		add("platform tag", "pass", detail)
+	}
+	if archs := r.Archs(); archs != "" && clean(audit.RuleArchMissing, audit.RuleArchUnreachable, audit.RuleArchUneven, audit.RuleGPUCode, audit.RuleNothingToRunOnGPU) {
+		add("GPU code", "pass", archs)
+	}
+	return out
+}
+
+// oneLine makes a text of foreign names fit for the index.
+func oneLine(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+	if len(s) > index.MaxAuditText {
+		s = strings.ToValidUTF8(s[:index.MaxAuditText-3], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,94 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/build"
+)
+
+// TestIndexAudit: what `kiln build` recorded of a wheel is on its page and in the catalog; a record of
+// other bytes is not; a wheel without one is looked at.
+func TestIndexAudit(t *testing.T) {
+	dist, site := t.TempDir(), filepath.Join(t.TempDir(), "site")
+	const recorded, rebuilt = "demo_ext-1.0+cu128.torch2.9-cp312-cp312-linux_x86_64.whl", "demo_ext-1.1+cu128.torch2.9-cp312-cp312-linux_x86_64.whl"
+	for _, name := range []string{recorded, rebuilt} {
+		if err := writeTestWheel(filepath.Join(dist, name), ""); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(filepath.Join(dist, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == rebuilt {
+			data = append(data, "other bytes"...)
+		}
+		report, err := json.Marshal(audit.Report{
+			File: name, Torch: "2.9.1+cu128", Platform: &audit.Platform{GLIBC: "2.28"},
+			Objects: []audit.Object{
+				{Path: "demo_ext/a.so", Kind: "elf", GPU: []audit.GPUCode{{Target: "8.0", Kind: "sass"}, {Target: "9.0a", Kind: "sass"}, {Target: "12.0", Kind: "sass"}, {Target: "12.0", Kind: "ptx"}}},
+				{Path: "demo_ext/b.so", Kind: "elf"},
+			},
+			Findings: []audit.Finding{
+				{Rule: audit.RuleRunPath, Severity: audit.Warning, File: "demo_ext/b.so", Message: "run path leads <out>\nof the wheel", Details: []string{"/opt/lib"}},
+				{Rule: audit.RuleDebugInfo, Severity: audit.Note, Message: "debug information"},
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		record, err := json.Marshal(build.Record{Audit: report, Files: []build.FileRecord{{Name: name, SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dist, "records", "demo-ext", name+".json")
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, record, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dist, "records", "broken.json"), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, stderr strings.Builder
+	if code := run([]string{"index", "generate", "--wheels-dir", dist, "--output-dir", site}, strings.NewReader(""), &out, &stderr); code != exitDone {
+		t.Fatalf("exit code %d: %s", code, stderr.String())
+	}
+	read := func(path ...string) string {
+		data, err := os.ReadFile(filepath.Join(append([]string{site}, path...)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	page := read("project", "demo-ext", recorded, "index.html")
+	for _, want := range []string{
+		"symbols against torch 2.9.1&#43;cu128", "needs glibc 2.28", "8.0 9.0a 12.0&#43;PTX", "sm_90a", "run-path", "demo_ext/b.so: run path leads &lt;out&gt; of the wheel: /opt/lib",
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page of the file does not say %q", want)
+		}
+	}
+	if strings.Contains(page, "debug information") {
+		t.Error("a note is on the page")
+	}
+	if page := read("project", "demo-ext", rebuilt, "index.html"); strings.Contains(page, "torch 2.9.1") || !strings.Contains(page, audit.RuleNoNative) {
+		t.Error("a record of other bytes was used, or the wheel was not looked at")
+	}
+	if catalog := read("catalog.json"); !strings.Contains(catalog, `"sm":["80","90a","120+ptx"]`) {
+		t.Errorf("catalog.json: %s", catalog)
+	}
+	// A new process reads it back, and publishing again changes nothing.
+	out.Reset()
+	if code := run([]string{"index", "check", "--dir", site}, strings.NewReader(""), &out, &stderr); code != exitDone {
+		t.Errorf("exit code %d: %s%s", code, out.String(), stderr.String())
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // A CompilerError is one error of a compiler, assembler or linker.
@@ -25,24 +26,27 @@ type CompilerErrors struct {
 
 // errorForms are the ways in which compilers say it. What comes after the first error
 // of a file (notes, "in instantiation of", the command that failed) is not an error.
-var errorForms = []*regexp.Regexp{
-	// gcc, clang, hipcc
-	regexp.MustCompile(`^(?P<file>[^\s:'"][^:'"]*):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<msg>.+)`),
-	// nvcc's front end, and cl
-	regexp.MustCompile(`^\s*(?P<file>[^\s(][^(]*)\((?P<line>\d+)(?:,\d+)?\)\s?: (?:catastrophic |fatal )?error(?: [#\w-]+)?: (?P<msg>.+)`),
-	// preprocessor directives of old compilers
-	regexp.MustCompile(`^(?P<file>[^\s:]+):(?P<line>\d+):\d+: error: (?P<msg>#error.*)`),
-	// linkers
-	regexp.MustCompile(`^(?:\S*ld(?:\.\w+)?: )?(?P<file>[^\s:]+\.(?:o|a|so|obj|cpp|cc|cu|c)\b[^\s:]*):.*(?P<msg>(?:undefined reference to|multiple definition of) .+)`),
-	regexp.MustCompile(`^\S*ld(?:\.\w+)?: (?P<msg>(?:error: |cannot find |undefined symbol).+)`),
-	regexp.MustCompile(`^(?P<file>\S+)? ?: (?:fatal )?error LNK\d+: (?P<msg>.+)`),
-	// nvcc itself and its parts
-	regexp.MustCompile(`^(?:nvcc|ptxas|nvlink|fatbinary|cudafe\+\+)\s+(?:fatal|error)\s*: (?P<msg>.+)`),
-	regexp.MustCompile(`^ptxas (?P<file>[^\s,]+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<msg>.+)`),
-	regexp.MustCompile(`^nvcc error\s*: (?P<msg>.+)`),
-	// the driver program: missing parts, missing inputs
-	regexp.MustCompile(`^(?:\S*(?:g\+\+|gcc|cc1plus|c\+\+|clang\+\+|clang|hipcc)(?:-\d+)?): (?:fatal )?error: (?P<msg>.+)`),
-}
+// They are compiled on first use.
+var errorForms = sync.OnceValue(func() []*regexp.Regexp {
+	return []*regexp.Regexp{
+		// gcc, clang, hipcc
+		regexp.MustCompile(`^(?P<file>[^\s:'"][^:'"]*):(?P<line>\d+):(?:\d+:)? (?:fatal )?error: (?P<msg>.+)`),
+		// nvcc's front end, and cl
+		regexp.MustCompile(`^\s*(?P<file>[^\s(][^(]*)\((?P<line>\d+)(?:,\d+)?\)\s?: (?:catastrophic |fatal )?error(?: [#\w-]+)?: (?P<msg>.+)`),
+		// preprocessor directives of old compilers
+		regexp.MustCompile(`^(?P<file>[^\s:]+):(?P<line>\d+):\d+: error: (?P<msg>#error.*)`),
+		// linkers
+		regexp.MustCompile(`^(?:\S*ld(?:\.\w+)?: )?(?P<file>[^\s:]+\.(?:o|a|so|obj|cpp|cc|cu|c)\b[^\s:]*):.*(?P<msg>(?:undefined reference to|multiple definition of) .+)`),
+		regexp.MustCompile(`^\S*ld(?:\.\w+)?: (?P<msg>(?:error: |cannot find |undefined symbol).+)`),
+		regexp.MustCompile(`^(?P<file>\S+)? ?: (?:fatal )?error LNK\d+: (?P<msg>.+)`),
+		// nvcc itself and its parts
+		regexp.MustCompile(`^(?:nvcc|ptxas|nvlink|fatbinary|cudafe\+\+)\s+(?:fatal|error)\s*: (?P<msg>.+)`),
+		regexp.MustCompile(`^ptxas (?P<file>[^\s,]+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<msg>.+)`),
+		regexp.MustCompile(`^nvcc error\s*: (?P<msg>.+)`),
+		// the driver program: missing parts, missing inputs
+		regexp.MustCompile(`^(?:\S*(?:g\+\+|gcc|cc1plus|c\+\+|clang\+\+|clang|hipcc)(?:-\d+)?): (?:fatal )?error: (?P<msg>.+)`),
+	}
+})
 
 // FindCompilerErrors reads the output of a build. It keeps the first max different
 // errors; max <= 0 means five.
@@ -86,7 +90,7 @@ func parseError(line string) (CompilerError, bool) {
 	if len(line) > maxLine {
 		line = line[:maxLine]
 	}
-	for _, re := range errorForms {
+	for _, re := range errorForms() {
 		m := re.FindStringSubmatch(line)
 		if m == nil {
 			continue

@@ -50,6 +50,8 @@ type Evidence struct {
 	Arch         string // arch list as written
 	OS           string // "linux", "windows", "darwin"; empty means linux
 	Distribution string // ID of os-release, with those of ID_LIKE after it: "ubuntu debian"
+	// Root says that commands of the fix need no sudo.
+	Root bool
 	// Requirements are the lines of build-system.requires and of the row's own
 	// extra requirements.
 	Requirements []string
@@ -92,6 +94,9 @@ type Evidence struct {
 func (e *Evidence) failed() bool {
 	return e.ExitCode != 0 || e.Signal != "" || e.OOMKilled || e.TimedOut || e.Lost
 }
+
+// asRoot says whether fixes are for somebody who may change the system.
+func (e *Evidence) asRoot() bool { return e.Image != "" || e.Root }
 
 // in says whether the failure happened in one of the stages; unknown matches all.
 func (e *Evidence) in(stages ...string) bool {

@@ -34,6 +34,8 @@ type Host struct {
 	Run func(ctx context.Context, argv []string, stdin string) ([]byte, error)
 	// FreeSpace is how much may be written to the file system of a path.
 	FreeSpace func(path string) (int64, error)
+	// Root says that programs run as the administrator, who needs no sudo.
+	Root bool
 	// Registry reads a value of HKEY_LOCAL_MACHINE in its 32-bit view; nil off Windows.
 	Registry func(key, value string) (string, bool)
 }
@@ -69,8 +71,9 @@ func Local(env []string) *Host {
 			cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 			cmd.Env = append(slices.Clone(env), "LC_ALL=C")
 			cmd.Stdin = strings.NewReader(stdin)
-			// A program that hangs in the kernel cannot be killed; do not wait for it.
-			cmd.WaitDelay = 200 * time.Millisecond
+			// A program that hangs in the kernel cannot be killed; do not wait for it. But on a busy machine reading the
+			// output of one that has ended takes a while too, and what is missing then looks like a broken program.
+			cmd.WaitDelay = 5 * time.Second
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
 			err := cmd.Run()
@@ -80,6 +83,7 @@ func Local(env []string) *Host {
 			return out.Bytes(), err
 		},
 		FreeSpace: fsx.FreeSpace,
+		Root:      os.Geteuid() == 0,
 		Registry:  localRegistry,
 	}
 }
@@ -100,6 +104,20 @@ func (h *Host) LookupEnv(name string) (string, bool) {
 		}
 	}
 	return "", false
+}
+
+// NoExec reports whether a path, which need not exist, is on a file system that forbids executing. It is false where the system
+// does not tell.
+func (h *Host) NoExec(name string) bool {
+	if h.OS != "linux" {
+		return false
+	}
+	data, err := h.ReadFile("/proc/mounts")
+	if err != nil {
+		return false
+	}
+	_, options := mountOf(parseMounts(string(data)), name)
+	return hasOption(options, "noexec")
 }
 
 // path joins elements in the way of the system.

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/wheel"
@@ -233,7 +234,9 @@ func windowsEntries() []entry {
 	}
 }
 
-var traceback = regexp.MustCompile(`^(?P<type>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failed|Iteration))(?:: (?P<msg>.*))?$`)
+var traceback = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(?P<type>(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failed|Iteration))(?:: (?P<msg>.*))?$`)
+})
 
 // genericEntries speak when nothing else does, the first that fits.
 func genericEntries() []entry {
@@ -382,7 +385,7 @@ func pythonError(lines []string) string {
 	}
 	for _, l := range slices.Backward(lines) {
 		l = strings.TrimLeft(l, " │|")
-		if traceback.MatchString(l) && !strings.HasPrefix(l, "subprocess.CalledProcessError") {
+		if traceback().MatchString(l) && !strings.HasPrefix(l, "subprocess.CalledProcessError") {
 			return l
 		}
 	}

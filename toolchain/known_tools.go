@@ -190,7 +190,7 @@ func toolEntries() []entry {
 					return "nvcc refuses the default C++ compiler.", "install an older g++ and set CUDAHOSTCXX to it"
 				}
 				gxx := fmt.Sprintf("g++-%d", limit)
-				install := InstallCommand("c++", f.e.OS, f.e.Distribution, "", "", f.e.Image != "")
+				install := InstallCommand("c++", f.e.OS, f.e.Distribution, "", "", f.e.asRoot())
 				switch family(f.e.OS, f.e.Distribution) {
 				case "debian":
 					install = strings.Replace(install, " g++", " "+gxx, 1)

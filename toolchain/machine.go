@@ -42,6 +42,7 @@ type Machine struct {
 	Release      string `json:"release"`      // of the distribution: "24.04"
 	SystemName   string `json:"system_name"`  // "Ubuntu 24.04.3 LTS"
 	GLIBC        string `json:"glibc,omitempty"`
+	Root         bool   `json:"root,omitempty"` // no sudo is needed
 
 	CPUs              int     `json:"cpus,omitempty"` // what may be used of them
 	MemoryBytes       int64   `json:"memory_bytes,omitempty"`
@@ -50,6 +51,10 @@ type Machine struct {
 	WorkNoExec        bool    `json:"work_noexec,omitempty"`
 	NetworkFileSystem string  `json:"network_file_system,omitempty"` // of the work folder
 	CPUQuota          float64 `json:"cpu_quota,omitempty"`           // of the container
+	CacheDir          string  `json:"cache_dir,omitempty"`           // where compiled modules are kept
+	CacheNoExec       bool    `json:"cache_noexec,omitempty"`
+	CacheFreeBytes    int64   `json:"cache_free_bytes,omitempty"` // -1 if it is not known
+	CacheOther        string  `json:"cache_other,omitempty"`      // another folder for them, if that one does not do
 
 	Compilers []Compiler    `json:"compilers"`
 	MSVC      []MSVC        `json:"msvc,omitempty"`
@@ -81,13 +86,15 @@ type Tool struct {
 // ProbeOptions says how to look. The zero value looks at everything that needs no
 // compiling.
 type ProbeOptions struct {
-	CXX      string        // C++ compiler to use instead of looking for one
-	CUDAHome string        // toolkit to use
-	Python   string        // interpreter to look at
-	WorkDir  string        // where builds would be; empty: not looked at
-	TempDir  string        // where a test program is compiled; empty: none is
-	Timeout  time.Duration // for each program that is run; default 10 s
-	Table    *compat.Table // default compat.Default()
+	CXX      string // C++ compiler to use instead of looking for one
+	CUDAHome string // toolkit to use
+	Python   string // interpreter to look at
+	WorkDir  string // where builds would be; empty: not looked at
+	TempDir  string // where a test program is compiled; empty: none is
+	// CacheDirs are folders for compiled modules: the one that is used, then others that could be.
+	CacheDirs []string
+	Timeout   time.Duration // for each program that is run; default 10 s
+	Table     *compat.Table // default compat.Default()
 }
 
 // Probe looks at a machine. It never fails: what is not there or does not work is in
@@ -100,7 +107,7 @@ func Probe(ctx context.Context, h *Host, opts ProbeOptions) *Machine {
 	if opts.Table == nil {
 		opts.Table = compat.Default()
 	}
-	p := &prober{Host: h, opts: opts, m: &Machine{OS: h.OS, Arch: h.Arch}}
+	p := &prober{Host: h, opts: opts, m: &Machine{OS: h.OS, Arch: h.Arch, Root: h.Root}}
 	p.system()
 	// Python and torch tell where else toolkits and ninja may be, so they come first;
 	// the others wait for nothing but them.
@@ -180,7 +187,7 @@ func (m *Machine) Result(id string) Result {
 func (m *Machine) Evidence() Evidence {
 	e := Evidence{
 		OS: m.OS, Distribution: m.Distribution, Python: m.Python.Minor(), TorchFound: m.Torch.Version, TorchCUDAFound: m.Torch.CUDA,
-		TorchABIFound: m.Torch.CXX11ABI, GLIBCFound: m.GLIBC, DriverFound: m.Driver.Version, FreeDiskBytes: m.FreeDiskBytes,
+		TorchABIFound: m.Torch.CXX11ABI, GLIBCFound: m.GLIBC, DriverFound: m.Driver.Version, FreeDiskBytes: m.FreeDiskBytes, Root: m.Root,
 	}
 	if m.Torch.Version != "" && m.Torch.CUDA == "" {
 		e.TorchCUDAFound = "none"

@@ -152,6 +152,19 @@ func (p *prober) hostCompiler(ctx context.Context) Result {
 	if chosen == "" && t.Layout == "distribution" {
 		// The distribution's nvcc has a script of its own that picks a fitting compiler.
 		r.Status, r.Value = OK, "chosen by the distribution's nvcc"
+		fits := slices.IndexFunc(p.m.Compilers, func(c Compiler) bool { return c.Kind == "gcc" && (limit == 0 || c.Major <= limit) })
+		if fits >= 0 {
+			t.HostCompiler = p.m.Compilers[fits].Path
+			return r
+		}
+		// It looks for numbered names only, and has none to choose from.
+		if i := slices.IndexFunc(p.m.Compilers, func(c Compiler) bool { return c.Kind == "gcc" }); i >= 0 {
+			c := p.m.Compilers[i]
+			r.Status, r.Path, r.Value = Unsupported, c.Path, c.Kind+" "+c.Version
+			r.Detail = fmt.Sprintf("nvcc %s accepts gcc up to %d", t.Version, limit)
+			return r
+		}
+		r.Status, r.Value, r.Detail = Missing, "", "nvcc needs gcc on PATH"
 		return r
 	}
 	var c *Compiler

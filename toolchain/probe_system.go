@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"path"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // system reads what the distribution says about itself.
@@ -85,12 +87,32 @@ func (p *prober) machine(ctx context.Context) Result {
 			p.m.GLIBC = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(string(out)), "glibc "))
 		}
 	}
+	p.cache()
 	if p.opts.WorkDir != "" && p.FreeSpace != nil {
 		if n, err := p.FreeSpace(p.opts.WorkDir); err == nil {
 			p.m.FreeDiskBytes = n
 		}
 	}
 	return r
+}
+
+// cache looks at the folder for compiled modules, and for another one.
+func (p *prober) cache() {
+	for i, dir := range p.opts.CacheDirs {
+		free := int64(-1)
+		if p.FreeSpace != nil {
+			if n, err := p.FreeSpace(dir); err == nil {
+				free = n
+			}
+		}
+		noExec := p.NoExec(dir)
+		if i == 0 {
+			p.m.CacheDir, p.m.CacheNoExec, p.m.CacheFreeBytes = dir, noExec, free
+		} else if !noExec && (free < 0 || free > minBuildDisk) && dir != p.m.CacheDir {
+			p.m.CacheOther = dir
+			return
+		}
+	}
 }
 
 // meminfo reads a field of /proc/meminfo, in bytes.
@@ -278,6 +300,9 @@ func parsePython(out []byte) (Python, error) {
 
 // firstLine is the first line that a program wrote, or its error.
 func firstLine(out []byte, err error) string {
+	if errors.Is(err, errTooSlow) {
+		return err.Error()
+	}
 	for line := range strings.Lines(string(out)) {
 		if line = strings.TrimSpace(line); line != "" {
 			return shorten([]string{line})[0]
@@ -306,12 +331,31 @@ func (t Torch) Public() string {
 	return v
 }
 
-var torchField = regexp.MustCompile(`(?m)^(__version__|cuda|hip|rocm|git_version|debug)(?:\s*:\s*[^=\n]+)?\s*=\s*(?:'([^']*)'|"([^"]*)"|(None|True|False))`)
+// packaged reports whether a distribution built it. Its libraries are then among those of the system.
+func (t Torch) packaged() bool {
+	return strings.HasSuffix(t.Version, "+debian") || strings.HasPrefix(t.Dir, "/usr/lib/python3/dist-packages/")
+}
+
+// systemLibrary looks for a library among those of the system, with or without its version.
+func (p *prober) systemLibrary(name string) bool {
+	gnu := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[p.Arch]
+	for _, dir := range []string{"/usr/lib/" + gnu, "/usr/lib64", "/usr/lib"} {
+		names, err := p.ReadDir(dir)
+		if err == nil && slices.ContainsFunc(names, func(n string) bool { return n == name || strings.HasPrefix(n, name+".") }) {
+			return true
+		}
+	}
+	return false
+}
+
+var torchField = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?m)^(__version__|cuda|hip|rocm|git_version|debug)(?:\s*:\s*[^=\n]+)?\s*=\s*(?:'([^']*)'|"([^"]*)"|(None|True|False))`)
+})
 
 // parseTorchVersion reads torch/version.py as text.
 func parseTorchVersion(text string) Torch {
 	var t Torch
-	for _, m := range torchField.FindAllStringSubmatch(text, -1) {
+	for _, m := range torchField().FindAllStringSubmatch(text, -1) {
 		v := m[2] + m[3]
 		switch m[1] {
 		case "__version__":
@@ -358,7 +402,7 @@ func (p *prober) torch() Result {
 			case "darwin":
 				l = strings.Replace(l, ".so", ".dylib", 1)
 			}
-			if !p.isFile(p.path(home, "lib", l)) {
+			if !p.isFile(p.path(home, "lib", l)) && !(t.packaged() && p.systemLibrary(l)) {
 				t.Missing = append(t.Missing, l)
 			}
 		}

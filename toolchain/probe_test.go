@@ -37,6 +37,7 @@ type fake struct {
 	// that begins with "!" is a failure. A program is a file as well.
 	programs map[string]string
 	registry map[string]string
+	root     bool
 }
 
 func (f *fake) sep() string {
@@ -75,7 +76,7 @@ func (f *fake) host() *toolchain.Host {
 		return i
 	}
 	return &toolchain.Host{
-		OS: f.os, Arch: f.arch, Env: f.env,
+		OS: f.os, Arch: f.arch, Env: f.env, Root: f.root,
 		ReadFile: func(name string) ([]byte, error) {
 			if d, ok := files[name]; ok {
 				return []byte(d), nil
@@ -204,6 +205,38 @@ func workstation() *fake {
 	return f
 }
 
+// distribution makes the toolkit that of a distribution, whose nvcc is a script that picks a compiler.
+func distribution(f *fake) {
+	for name, text := range f.files {
+		if rest, ok := strings.CutPrefix(name, "/usr/local/cuda/"); ok {
+			delete(f.files, name)
+			f.files["/usr/"+rest] = text
+		}
+	}
+	for name, text := range f.programs {
+		if rest, ok := strings.CutPrefix(name, "/usr/local/cuda/bin/"); ok {
+			delete(f.programs, name)
+			f.programs["/usr/bin/"+rest] = text
+		}
+	}
+	f.files["/usr/lib/nvidia-cuda-toolkit/bin/nvcc"] = ""
+	f.files["/usr/include/crt/host_config.h"] = "#if __GNUC__ > 12\n"
+}
+
+// debianTorch makes the torch that of a distribution: some of its libraries are those of the system.
+func debianTorch(f *fake) {
+	const from, to = "/venv/lib/python3.12/site-packages/torch/", "/usr/lib/python3/dist-packages/torch/"
+	for name, text := range f.files {
+		if rest, ok := strings.CutPrefix(name, from); ok {
+			delete(f.files, name)
+			f.files[to+rest] = text
+		}
+	}
+	delete(f.files, to+"lib/libtorch_cuda.so")
+	f.files["/usr/lib/x86_64-linux-gnu/libtorch_cuda.so.2.9"] = ""
+	f.programs["/venv/bin/python -"] = strings.ReplaceAll(f.programs["/venv/bin/python -"], "/venv/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages")
+}
+
 func probe(f *fake, opts toolchain.ProbeOptions) *toolchain.Machine {
 	return toolchain.Probe(context.Background(), f.host(), opts)
 }
@@ -214,7 +247,7 @@ func TestProbeWorkstation(t *testing.T) {
 		OS: "linux", Arch: "amd64", Distribution: "ubuntu debian", Release: "24.04", SystemName: "Ubuntu 24.04.3 LTS", GLIBC: "2.39",
 		CPUs: 2, CPUQuota: 2, MemoryBytes: 32 << 30, FreeDiskBytes: 50 << 30, TempNoExec: true, NetworkFileSystem: "nfs4",
 		Compilers: []toolchain.Compiler{
-			{Path: "/usr/bin/c++", Kind: "gcc", Version: "13.3.0", Major: 13, Fault: "/usr/bin/c++: executable file not found in $PATH"},
+			{Path: "/usr/bin/c++", Kind: "gcc", Version: "13.3.0", Major: 13, Fault: "/usr/bin/c++: " + exec.ErrNotFound.Error()},
 			{Path: "/usr/bin/g++-14", Kind: "gcc", Version: "14.2.0", Major: 14},
 			{Path: "/usr/bin/g++-9", Kind: "gcc", Version: "9.5.0", Major: 9},
 			{Path: "/usr/bin/clang++", Kind: "clang", Version: "18.1.3", Major: 18},
@@ -333,7 +366,7 @@ func TestExamine(t *testing.T) {
 		}, []string{"error cuda-mismatch", "note toolkit-differs"}, "build-c++ run-cuda", "export CUDA_HOME=/usr/local/cuda-13.0"},
 		{"CPU torch", func(f *fake) {
 			f.files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cpu'\ncuda: Optional[str] = None\n"
-		}, []string{"error torch-cpu"}, "build-c++ build-cuda compile-at-import", "--index-url https://download.pytorch.org/whl/cu130"},
+		}, []string{"error torch-cpu"}, "build-c++ build-cuda", "--index-url https://download.pytorch.org/whl/cu130"},
 		{"torch lacks a library", func(f *fake) { delete(f.files, "/venv/lib/python3.12/site-packages/torch/lib/libc10_cuda.so") }, []string{"error damaged-module"}, all, "--force-reinstall torch"},
 		{"gcc too new, an older one is there", func(f *fake) {
 			f.files["/usr/local/cuda/include/crt/host_config.h"] = "#if __GNUC__ > 12\n"
@@ -376,6 +409,35 @@ func TestExamine(t *testing.T) {
 		{"Python without headers, not the system's", func(f *fake) {
 			f.programs["/venv/bin/python -"] = strings.ReplaceAll(f.programs["/venv/bin/python -"], "/usr/include", "/opt/python/include")
 		}, []string{"warning python-headers"}, "run-cuda", "does not come from the system"},
+		{"CPU torch without a GPU", func(f *fake) {
+			f.files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cpu'\ncuda: Optional[str] = None\n"
+			delete(f.programs, "/usr/bin/"+smi)
+			delete(f.files, "/proc/driver/nvidia/version")
+		}, []string{"warning torch-cpu"}, "build-c++ build-cuda", "--index-url https://download.pytorch.org/whl/cu128"},
+		{"root needs no sudo", func(f *fake) {
+			f.root = true
+			delete(f.files, "/usr/include/python3.12/Python.h")
+		}, []string{"warning python-headers"}, "run-cuda", "apt-get install -y python3.12-dev"},
+		{"distribution's nvcc, gcc too new", func(f *fake) {
+			distribution(f)
+			delete(f.programs, "/usr/bin/g++-9 --version")
+		}, []string{"error host-compiler"}, "build-c++ run-cuda", "sudo apt-get install -y g++-12"},
+		{"distribution's nvcc, an older gcc is there", distribution, []string{}, all, ""},
+		{"distribution's nvcc without a compiler", func(f *fake) {
+			distribution(f)
+			for _, c := range []string{"c++", "g++", "g++-9", "g++-14"} {
+				delete(f.programs, "/usr/bin/"+c+" --version")
+			}
+		}, []string{"error no-compiler"}, "build-c++ run-cuda", "sudo apt-get install -y g++"},
+		{"distribution's torch without a toolkit", func(f *fake) {
+			debianTorch(f)
+			delete(f.programs, "/usr/local/cuda/bin/nvcc --version")
+			delete(f.programs, "/usr/local/cuda/bin/nvcc --list-gpu-code")
+		}, []string{"warning no-nvcc"}, "build-c++ run-cuda", "sudo apt-get install -y nvidia-cuda-toolkit"},
+		{"distribution's torch for the CPU", func(f *fake) {
+			debianTorch(f)
+			f.files["/usr/lib/python3/dist-packages/torch/version.py"] = "__version__ = '2.9.0+debian'\n"
+		}, []string{"error torch-cpu"}, "build-c++ build-cuda", "sudo apt-get install -y python3-torch-cuda libtorch-cuda-dev"},
 		{"cudart from PyPI", func(f *fake) {
 			delete(f.files, "/usr/local/cuda/lib64/libcudart.so")
 			f.files["/usr/local/cuda/lib64/libcudart.so.12"] = ""
@@ -783,5 +845,32 @@ func TestSmoke(t *testing.T) {
 				t.Errorf("%+v, %+v", c, m.Result("c++"))
 			}
 		})
+	}
+}
+
+// TestProbeCache: the folder for compiled modules, and another one where it does not do.
+func TestProbeCache(t *testing.T) {
+	f := workstation()
+	f.files["/proc/mounts"] = "/dev/sda / ext4 rw 0 0\ntmpfs /cache tmpfs rw,noexec 0 0\n"
+	m := probe(f, toolchain.ProbeOptions{CacheDirs: []string{"/cache/jit", "/cache/other", "/home/user/.cache/kiln"}})
+	if !m.CacheNoExec || m.CacheDir != "/cache/jit" || m.CacheOther != "/home/user/.cache/kiln" {
+		t.Errorf("cache %q, noexec %v, other %q", m.CacheDir, m.CacheNoExec, m.CacheOther)
+	}
+	r := toolchain.Examine(m, nil)
+	if diff := cmp.Diff([]string{"error noexec"}, problems(r)); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	if want := "export KILN_CACHE_DIR=/home/user/.cache/kiln"; r.Problems[0].Fix != want {
+		t.Errorf("fix %q, want %q", r.Problems[0].Fix, want)
+	}
+	m.CacheNoExec, m.CacheFreeBytes = false, 1<<20
+	if diff := cmp.Diff([]string{"warning disk-full"}, problems(toolchain.Examine(m, nil))); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	h := f.host()
+	for path, want := range map[string]bool{"/cache": true, "/cache/x/y": true, "/cachet": false, "/home": false} {
+		if got := h.NoExec(path); got != want {
+			t.Errorf("NoExec(%s) = %v", path, got)
+		}
 	}
 }

@@ -132,7 +132,7 @@ func InstallCommand(tool, os, distribution, python, cuda string, inImage bool) s
 
 // install is InstallCommand for the machine of the evidence.
 func (f *finding) install(tool string) string {
-	c := InstallCommand(tool, f.e.OS, f.e.Distribution, f.e.Python, f.e.CUDA, f.e.Image != "")
+	c := InstallCommand(tool, f.e.OS, f.e.Distribution, f.e.Python, f.e.CUDA, f.e.asRoot())
 	if f.e.Image != "" {
 		return "in the image " + f.e.Image + ": " + c
 	}
@@ -145,7 +145,7 @@ func (f *finding) installCUDA() string {
 	if cuda == "" && f.e.TorchCUDAFound != "none" {
 		cuda = f.e.TorchCUDAFound
 	}
-	c := InstallCommand("nvcc", f.e.OS, f.e.Distribution, f.e.Python, cuda, f.e.Image != "")
+	c := InstallCommand("nvcc", f.e.OS, f.e.Distribution, f.e.Python, cuda, f.e.asRoot())
 	if fam := family(f.e.OS, f.e.Distribution); fam == "debian" || fam == "fedora" || fam == "suse" || fam == "" {
 		c += ", from NVIDIA's repository"
 	}

@@ -98,27 +98,39 @@ func (x *examiner) add(severity compat.Severity, id, fix, format string, args ..
 
 func (x *examiner) install(tool string) string {
 	cuda := x.m.Torch.CUDA
-	return InstallCommand(tool, x.m.OS, x.m.Distribution, x.m.Python.Minor(), cuda, false)
+	return InstallCommand(tool, x.m.OS, x.m.Distribution, x.m.Python.Minor(), cuda, x.m.Root)
+}
+
+// sudo stands before commands that change the system.
+func (x *examiner) sudo() string {
+	if x.m.Root {
+		return ""
+	}
+	return "sudo "
 }
 
 // installNVCC is how to get a toolkit: for torch's CUDA, else for the driver's.
 func (x *examiner) installNVCC() string {
 	cuda := or(x.m.Torch.CUDA, x.m.Driver.CUDA)
-	install := InstallCommand("nvcc", x.m.OS, x.m.Distribution, "", cuda, false)
+	if x.m.Torch.packaged() && family(x.m.OS, x.m.Distribution) == "debian" {
+		// The distribution's torch was built with the distribution's toolkit.
+		return x.sudo() + "apt-get install -y nvidia-cuda-toolkit"
+	}
+	install := InstallCommand("nvcc", x.m.OS, x.m.Distribution, "", cuda, x.m.Root)
 	id, _, _ := strings.Cut(x.m.Distribution, " ")
 	cpu := map[string]string{"amd64": "x86_64", "arm64": "sbsa"}[x.m.Arch]
 	const repos = "https://developer.download.nvidia.com/compute/cuda/repos/"
 	switch fam := family(x.m.OS, x.m.Distribution); {
 	case (id == "ubuntu" || id == "debian") && x.m.Release != "" && cpu != "":
 		repo := repos + id + strings.ReplaceAll(x.m.Release, ".", "") + "/" + cpu + "/cuda-keyring_1.1-1_all.deb"
-		return "curl -fLO " + repo + " && sudo dpkg -i cuda-keyring_1.1-1_all.deb && sudo apt-get update && " + install
+		return "curl -fLO " + repo + " && " + x.sudo() + "dpkg -i cuda-keyring_1.1-1_all.deb && " + x.sudo() + "apt-get update && " + install
 	case fam == "fedora" && x.m.Release != "" && cpu != "":
 		name := "rhel" + compat.Minor(x.m.Release)
 		name, _, _ = strings.Cut(name, ".")
 		if id == "fedora" {
 			name = "fedora" + x.m.Release
 		}
-		return "sudo dnf config-manager --add-repo " + repos + name + "/" + cpu + "/cuda-" + name + ".repo && " + install
+		return x.sudo() + "dnf config-manager --add-repo " + repos + name + "/" + cpu + "/cuda-" + name + ".repo && " + install
 	case fam == "debian" || fam == "fedora" || fam == "suse" || fam == "":
 		return install + " (NVIDIA's repository has to be added first)"
 	}
@@ -241,7 +253,7 @@ func (x *examiner) toolkit() {
 	if hc.Status == Unsupported {
 		fix := "export CUDAHOSTCXX=" + t.HostCompiler + " NVCC_CCBIN=" + t.HostCompiler
 		if t.HostCompiler == "" {
-			f := &finding{e: &Evidence{OS: x.m.OS, Distribution: x.m.Distribution, ToolkitFound: t.Version}, groups: map[string]string{"gcc": fmt.Sprint(t.MaxGCC)}}
+			f := &finding{e: &Evidence{OS: x.m.OS, Distribution: x.m.Distribution, ToolkitFound: t.Version, Root: x.m.Root}, groups: map[string]string{"gcc": fmt.Sprint(t.MaxGCC)}}
 			for i := range table() {
 				if e := &table()[i]; e.id == "host-compiler" {
 					_, fix = e.say(f)
@@ -263,8 +275,18 @@ func (x *examiner) torchFit() {
 		return
 	}
 	nvidia := slices.ContainsFunc(x.m.GPUs, func(g GPU) bool { return g.Vendor == "nvidia" })
-	if t.CUDA == "" && t.HIP == "" && nvidia {
-		x.add(compat.Error, "torch-cpu", "python3 -m pip install --force-reinstall torch=="+t.Public()+" --index-url https://download.pytorch.org/whl/"+x.bestIndex(t.Public()), "torch %s is a CPU build, and this machine has an NVIDIA GPU", t.Version)
+	if t.CUDA == "" && t.HIP == "" {
+		fix := "python3 -m pip install --force-reinstall torch==" + t.Public() + " --index-url https://download.pytorch.org/whl/" + x.bestIndex(t.Public())
+		if t.packaged() && family(x.m.OS, x.m.Distribution) == "debian" {
+			fix = x.sudo() + "apt-get install -y python3-torch-cuda libtorch-cuda-dev"
+		}
+		_, kit := x.m.Toolkit()
+		switch {
+		case nvidia:
+			x.add(compat.Error, "torch-cpu", fix, "torch %s is a CPU build, and this machine has an NVIDIA GPU", t.Version)
+		case kit:
+			x.add(compat.Warning, "torch-cpu", fix, "torch %s is a CPU build: CUDA extensions can't be compiled for it", t.Version)
+		}
 	}
 	if kit, ok := x.m.Toolkit(); ok && t.CUDA != "" {
 		switch {
@@ -354,6 +376,9 @@ func (x *examiner) devices() {
 // minBuildDisk is what the compile of a middle-sized extension needs, beside torch.
 const minBuildDisk = 1 << 30
 
+// minCacheDisk is what a small module and its objects need.
+const minCacheDisk = 100 << 20
+
 func (x *examiner) disks() {
 	if x.m.FreeDiskBytes > 0 && x.m.FreeDiskBytes < minBuildDisk {
 		x.add(compat.Warning, "disk-full", "free some space, or work on another file system", "%s are free here; a build needs more than %s", gib(x.m.FreeDiskBytes), gib(minBuildDisk))
@@ -363,6 +388,16 @@ func (x *examiner) disks() {
 	}
 	if x.m.WorkNoExec {
 		x.add(compat.Error, "noexec", "work in a folder that is not mounted noexec", "this folder is mounted noexec: what is built here does not run")
+	}
+	other := "set KILN_CACHE_DIR to a folder on another file system"
+	if x.m.CacheOther != "" {
+		other = "export KILN_CACHE_DIR=" + x.m.CacheOther
+	}
+	if x.m.CacheNoExec {
+		x.add(compat.Error, "noexec", other, "%s, where compiled modules are kept, is mounted noexec: they can't be loaded from there", x.m.CacheDir)
+	}
+	if x.m.CacheDir != "" && x.m.CacheFreeBytes >= 0 && x.m.CacheFreeBytes < minCacheDisk {
+		x.add(compat.Warning, "disk-full", other, "%s are free in %s, where compiled modules are kept", gib(x.m.CacheFreeBytes), x.m.CacheDir)
 	}
 	if x.m.NetworkFileSystem != "" {
 		x.add(compat.Note, "file-access", "build on a local disk if it is slow", "this folder is on a network file system (%s): builds are slower, and locks may not work", x.m.NetworkFileSystem)
@@ -429,9 +464,9 @@ func (x *examiner) abilities() {
 		missing(need(cxx, "a working C++ compiler"), need(headers, "Python with its headers"), need(complete, "a complete CUDA toolkit"), need(!complete || hostOK, "a host compiler that nvcc accepts"), need(!complete || fits, "a toolkit of torch's CUDA major version")))
 	add(BuildContainers, "build in containers", m.Podman.Path != "" || m.Docker.Path != "", strings.TrimSpace(toolText("podman", m.Podman)+" "+toolText("docker", m.Docker)), "needs podman or docker")
 	ninja := m.Ninja.OnPath
-	torch := m.Torch.Version != ""
+	torch := m.Torch.CUDA != "" || m.Torch.HIP != ""
 	add(CompileAtImport, "compile at first import", cxx && headers && complete && hostOK && fits && ninja && torch, "torch "+m.Torch.Version+", ninja "+m.Ninja.Version,
-		missing(need(torch, "torch"), need(cxx, "a working C++ compiler"), need(complete && hostOK && fits, "a CUDA toolkit that fits"), need(ninja, "ninja on PATH"), need(headers, "Python with its headers")))
+		missing(need(torch, "a torch for GPUs"), need(cxx, "a working C++ compiler"), need(complete && hostOK && fits, "a CUDA toolkit that fits"), need(ninja, "ninja on PATH"), need(headers, "Python with its headers")))
 	gpu := slices.ContainsFunc(m.GPUs, func(g GPU) bool { return g.Vendor == "nvidia" && !g.Hidden })
 	var names []string
 	for _, g := range m.GPUs {

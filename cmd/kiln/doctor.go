@@ -51,6 +51,9 @@ The exit code is 1 if something is wrong, or if an ability named with --need is 
 				return err
 			}
 			opts.WorkDir = dir
+			if cache, err := jitDir(""); err == nil {
+				opts.CacheDirs = append([]string{cache}, otherCaches()...)
+			}
 			if !explain {
 				temp, err := os.MkdirTemp("", "kiln-doctor-")
 				if err == nil {

@@ -1,0 +1,465 @@
+package jit
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/toolchain"
+)
+
+// Store keeps compiled modules in a folder:
+//
+//	v1/NAME/KEY/         one module with its manifest, inputs and log; never changed once it is there
+//	v1/NAME/KEY.used     its time is that of the last use
+//	v1/NAME/BASE.lock    held by the process that compiles; never removed
+//	v1/tmp/              work folders, each with a lock: one that nobody holds is a leftover
+//	v1/failed/           what did not compile, for ten minutes
+//	v1/memory/, loads/   answers that hold as long as nothing changes
+//
+// A KEY is the digest of all inputs but the headers (BASE) and that of the headers. Several processes, also of several
+// containers or machines, may use one store at the same time.
+type Store struct {
+	// Dir is the folder. It is made when something is to be kept.
+	Dir string
+}
+
+func (s *Store) dir() string { return filepath.Join(s.Dir, "v1") }
+
+const (
+	manifestName = "manifest.json"
+	inputsName   = "key.json"
+	logName      = "build.log"
+	usedSuffix   = ".used"
+
+	manifestFormat = "kiln-jit/1"
+)
+
+// Manifest describes an entry.
+type Manifest struct {
+	Format string `json:"format"`
+	Name   string `json:"name"`
+	// Module is the file name of the module, in the entry's folder.
+	Module string `json:"module"`
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
+	Archs  string `json:"archs,omitempty"`
+	// Headers are all files that compilers read besides the sources, with their digests.
+	Headers []Header      `json:"headers"`
+	Made    time.Time     `json:"made"`
+	Wall    time.Duration `json:"wall"`
+}
+
+// Header is a file that was included.
+type Header struct {
+	Path   string `json:"path"` // absolute, or with {root}, {torch}, {python} or {cuda} in front
+	SHA256 string `json:"sha256"`
+}
+
+// Entry is a module in the store.
+type Entry struct {
+	Manifest
+	// Key is the name of its folder, Dir its path.
+	Key string `json:"key"`
+	Dir string `json:"dir"`
+	// Used is when it was last asked for.
+	Used time.Time `json:"used"`
+	// Bytes is what the folder takes.
+	Bytes int64 `json:"bytes"`
+}
+
+// Path is that of the module.
+func (e Entry) Path() string { return filepath.Join(e.Dir, e.Module) }
+
+// Inputs reads what the entry was made of.
+func (e Entry) Inputs() (Inputs, error) {
+	var in Inputs
+	text, err := os.ReadFile(filepath.Join(e.Dir, inputsName))
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(e.Dir, inputsName), err)
+	}
+	return in, nil
+}
+
+// Entries lists the modules of a name, the last used first; of all names if name is empty. A folder that is no
+// entry is left out.
+func (s *Store) Entries(name string) ([]Entry, error) {
+	pattern := name
+	if name == "" {
+		pattern = "*"
+	}
+	found, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), pattern, "*-*", manifestName))
+	if err != nil {
+		return nil, err
+	}
+	var out []Entry
+	for _, f := range found {
+		if e, err := readEntry(filepath.Dir(f)); err == nil {
+			out = append(out, e)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Entry) int { return b.Used.Compare(a.Used) })
+	return out, nil
+}
+
+// escapeGlob keeps a folder name from being a pattern.
+func escapeGlob(dir string) string {
+	if filepath.Separator == '\\' {
+		return dir // has no escapes
+	}
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(dir)
+}
+
+func readEntry(dir string) (Entry, error) {
+	e := Entry{Key: filepath.Base(dir), Dir: dir}
+	text, err := os.ReadFile(filepath.Join(dir, manifestName))
+	if err != nil {
+		return e, err
+	}
+	if err := json.Unmarshal(text, &e.Manifest); err != nil {
+		return e, fmt.Errorf("%s: %w", filepath.Join(dir, manifestName), err)
+	}
+	if e.Format != manifestFormat || e.Module == "" || e.Module != filepath.Base(e.Module) {
+		return e, fmt.Errorf("%s: not a manifest of this version", filepath.Join(dir, manifestName))
+	}
+	e.Used = e.Made
+	if info, err := os.Stat(dir + usedSuffix); err == nil {
+		e.Used = info.ModTime()
+	}
+	names, err := os.ReadDir(dir)
+	if err != nil {
+		return e, err
+	}
+	for _, n := range names {
+		if info, err := n.Info(); err == nil {
+			e.Bytes += info.Size()
+		}
+	}
+	return e, nil
+}
+
+// places are the folders that tokens in header paths stand for.
+type places map[string]string
+
+// token makes a path independent of where the project and the installations are.
+func (p places) token(path string) string {
+	best := ""
+	for name, dir := range p {
+		if len(dir) > len("/usr") && strings.HasPrefix(path, dir+string(filepath.Separator)) && (best == "" || len(dir) > len(p[best])) {
+			best = name
+		}
+	}
+	if best == "" {
+		return path
+	}
+	return best + filepath.ToSlash(path[len(p[best]):])
+}
+
+func (p places) path(token string) string {
+	if strings.HasPrefix(token, "{") {
+		if i := strings.IndexByte(token, '}'); i > 0 && p[token[:i+1]] != "" {
+			return p[token[:i+1]] + filepath.FromSlash(token[i+1:])
+		}
+	}
+	return token
+}
+
+// find returns the entry for these inputs whose headers are those of now. digests remembers what was read.
+func (s *Store) find(name, base string, where places, digests map[string]string) (Entry, bool) {
+	dirs, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), name, base+"-*"))
+	if err != nil {
+		return Entry{}, false
+	}
+	for _, dir := range dirs {
+		e, err := readEntry(dir)
+		if err != nil {
+			continue // unfinished, or another version's
+		}
+		if !slices.ContainsFunc(e.Headers, func(h Header) bool { return digestOf(where.path(h.Path), digests) != h.SHA256 }) {
+			return e, true
+		}
+	}
+	return Entry{}, false
+}
+
+// digestOf is the digest of a file, "" if it cannot be read.
+func digestOf(path string, digests map[string]string) string {
+	sum, ok := digests[path]
+	if !ok {
+		sum, _ = fileDigest(path)
+		digests[path] = sum
+	}
+	return sum
+}
+
+// intact reports whether the module of an entry is what was written.
+func (e Entry) intact() bool {
+	info, err := os.Stat(e.Path())
+	if err != nil || info.Size() != e.Size {
+		return false
+	}
+	sum, err := fileDigest(e.Path())
+	return err == nil && sum == e.SHA256
+}
+
+// usedEvery is how exactly the last use is known; a store should not be written to at every call.
+const usedEvery = time.Hour
+
+// touch notes that an entry was used. A store that cannot be written to works too.
+func touch(dir string) {
+	path := dir + usedSuffix
+	now := time.Now()
+	if info, err := os.Stat(path); err == nil {
+		if now.Sub(info.ModTime()) > usedEvery {
+			_ = os.Chtimes(path, now, now)
+		}
+		return
+	}
+	_ = os.WriteFile(path, nil, 0o666)
+}
+
+// Explain says what is different between the inputs of now and the newest entry of the same name, for the
+// question why a module is compiled again. Headers count as far as they are those of that entry. entry is nil if there is none.
+func (s *Store) Explain(name string, now Inputs, where map[string]string) (entry *Entry, changes []Change, err error) {
+	list, err := s.Entries(name)
+	if err != nil || len(list) == 0 {
+		return nil, nil, err
+	}
+	newest := slices.MaxFunc(list, func(a, b Entry) int { return a.Made.Compare(b.Made) })
+	old, err := newest.Inputs()
+	if err != nil {
+		return nil, nil, err
+	}
+	digests := map[string]string{}
+	for _, h := range newest.Headers {
+		now = append(slices.Clip(now), Input{"header " + h.Path, digestOf(places(where).path(h.Path), digests)})
+		old = append(old, Input{"header " + h.Path, h.SHA256})
+	}
+	return &newest, old.Compare(now), nil
+}
+
+// workDir is a private folder of one build.
+type workDir struct {
+	path string
+	lock *fsx.FileLock
+}
+
+func (s *Store) newWork(name string) (*workDir, error) {
+	tmp := filepath.Join(s.dir(), "tmp")
+	if err := os.MkdirAll(tmp, 0o777); err != nil {
+		return nil, err
+	}
+	for {
+		path := filepath.Join(tmp, name+"-"+strings.ToLower(rand.Text()[:12]))
+		lock, err := fsx.TryLock(path + ".lock")
+		switch {
+		case errors.Is(err, fsx.ErrLocked):
+			continue // a sweep was quicker
+		case err != nil && !lockless(err):
+			return nil, err
+		}
+		if err := os.Mkdir(path, 0o777); err != nil {
+			return nil, err
+		}
+		return &workDir{path, lock}, nil
+	}
+}
+
+func (w *workDir) remove() {
+	_ = os.RemoveAll(w.path)
+	_ = os.Remove(w.path + ".lock")
+	if w.lock != nil {
+		_ = w.lock.Unlock()
+	}
+}
+
+// sweep removes the work folders of processes that are gone.
+func (s *Store) sweep() (removed int) {
+	locks, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), "tmp", "*.lock"))
+	if err != nil {
+		return 0
+	}
+	for _, path := range locks {
+		lock, err := fsx.TryLock(path)
+		if err != nil {
+			continue // at work
+		}
+		if os.RemoveAll(strings.TrimSuffix(path, ".lock")) == nil {
+			_ = os.Remove(path)
+			removed++
+		}
+		_ = lock.Unlock()
+	}
+	return removed
+}
+
+// failure is a build that did not work.
+type failure struct {
+	Format    string                `json:"format"`
+	Time      time.Time             `json:"time"`
+	Diagnoses []toolchain.Diagnosis `json:"diagnoses"`
+	Command   []string              `json:"command,omitempty"`
+	Tail      []string              `json:"tail,omitempty"`
+	Log       string                `json:"log,omitempty"`
+	// Lasting says that the same inputs fail again, whatever is installed meanwhile.
+	Lasting bool `json:"lasting"`
+	// Watch are files that may have been at fault and are not in the inputs.
+	Watch []fileStat `json:"watch,omitempty"`
+}
+
+// failureTime is how long a failure is remembered.
+const failureTime = 10 * time.Minute
+
+func (s *Store) failurePath(name, base string) string {
+	return filepath.Join(s.dir(), "failed", name+"-"+base+".json")
+}
+
+// failed returns a failure of the same inputs that is still true: of the last minutes, or from while this process waited.
+func (s *Store) failed(name, base string, since time.Time) (*failure, bool) {
+	text, err := os.ReadFile(s.failurePath(name, base))
+	if err != nil {
+		return nil, false
+	}
+	var f failure
+	if json.Unmarshal(text, &f) != nil || f.Format != manifestFormat || time.Since(f.Time) > failureTime {
+		return nil, false
+	}
+	if f.Time.Before(since) && !f.Lasting {
+		return nil, false
+	}
+	for _, w := range f.Watch {
+		if !w.same() {
+			return nil, false
+		}
+	}
+	return &f, true
+}
+
+// GCOptions say what may go.
+type GCOptions struct {
+	// MaxBytes is what the entries may take together. Zero means 5 GiB, a negative value none at all.
+	MaxBytes int64
+	// Keep is how recently an entry must have been used to stay whatever the size. Zero means 24 hours, a negative
+	// value that none is too recent.
+	Keep time.Duration
+	// DryRun removes nothing.
+	DryRun bool
+}
+
+// GCReport says what went and what stayed.
+type GCReport struct {
+	Removed      []Entry `json:"removed"`
+	Kept         int     `json:"kept"`
+	RemovedBytes int64   `json:"removed_bytes"`
+	KeptBytes    int64   `json:"kept_bytes"`
+	// Leftovers counts work folders of processes that are gone.
+	Leftovers int `json:"leftovers"`
+}
+
+const (
+	defaultMaxBytes = 5 << 30
+	defaultKeep     = 24 * time.Hour
+)
+
+// GC removes the entries that were not used for longest until the rest fits, leftovers of killed processes, and old failures. An entry
+// that is being compiled or used stays.
+func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
+	if opts.MaxBytes == 0 {
+		opts.MaxBytes = defaultMaxBytes
+	}
+	if opts.Keep == 0 {
+		opts.Keep = defaultKeep
+	}
+	list, err := s.Entries("")
+	if err != nil {
+		return nil, err
+	}
+	r := &GCReport{Removed: []Entry{}}
+	now := time.Now()
+	for _, e := range list { // the last used first
+		fits := opts.MaxBytes >= 0 && r.KeptBytes+e.Bytes <= opts.MaxBytes
+		if !fits && now.Sub(e.Used) >= opts.Keep && ctx.Err() == nil {
+			gone := opts.DryRun
+			if !gone {
+				gone, err = s.removeEntry(e)
+				if err != nil {
+					return r, err
+				}
+			}
+			if gone {
+				r.Removed, r.RemovedBytes = append(r.Removed, e), r.RemovedBytes+e.Bytes
+				continue
+			}
+		}
+		r.Kept, r.KeptBytes = r.Kept+1, r.KeptBytes+e.Bytes
+	}
+	if opts.DryRun {
+		return r, context.Cause(ctx)
+	}
+	r.Leftovers = s.sweep()
+	for _, old := range []struct {
+		dir string
+		age time.Duration
+	}{{"failed", 7 * 24 * time.Hour}, {"memory", 30 * 24 * time.Hour}, {"loads", 30 * 24 * time.Hour}, {"snapshots", 30 * 24 * time.Hour}} {
+		removeOld(filepath.Join(s.dir(), old.dir), old.age)
+	}
+	return r, context.Cause(ctx)
+}
+
+// removeEntry removes an entry unless somebody is at work with the same inputs. It is out of sight before its
+// files go.
+func (s *Store) removeEntry(e Entry) (bool, error) {
+	base, _, _ := strings.Cut(e.Key, "-")
+	lock, err := fsx.TryLock(filepath.Join(filepath.Dir(e.Dir), base+".lock"))
+	switch {
+	case errors.Is(err, fsx.ErrLocked):
+		return false, nil
+	case err != nil && !lockless(err):
+		return false, err
+	}
+	if lock != nil {
+		defer lock.Unlock() //nolint:errcheck // It ends with the file.
+	}
+	work, err := s.newWork(e.Name)
+	if err != nil {
+		return false, err
+	}
+	defer work.remove()
+	if err := os.Rename(e.Dir, filepath.Join(work.path, "entry")); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return true, nil
+		}
+		return false, err
+	}
+	_ = os.Remove(e.Dir + usedSuffix)
+	return true, nil
+}
+
+func removeOld(dir string, age time.Duration) {
+	names, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	for _, n := range names {
+		if info, err := n.Info(); err == nil && time.Since(info.ModTime()) > age {
+			_ = os.Remove(filepath.Join(dir, n.Name()))
+		}
+	}
+}
+
+// lockless reports whether a file system has no locks. The rename at the end of a build is enough then; work may be done twice.
+func lockless(err error) bool {
+	return slices.ContainsFunc(noLocks, func(e error) bool { return errors.Is(err, e) })
+}

@@ -178,6 +178,9 @@ func (a *attempt) open(ctx context.Context, name, image string, setup [][]string
 	if t := a.Settings.TorchSource; t.Kind == "path" {
 		mounts = append(mounts, Mount{Host: a.opts.path(t.Location), Inside: insideTorch, ReadOnly: true})
 	}
+	if a.opts.share != nil && name == "build" {
+		mounts = append(mounts, Mount{Host: a.opts.share.dir, Inside: insideSlots})
+	}
 	box, err := a.opts.Sandboxes.Open(ctx, BoxSpec{
 		Name: a.Row.ID + "-" + name, Owner: a.opts.owner, Image: image, Setup: setup, Mounts: mounts,
 		MemoryBytes: a.memoryLimit(), PIDs: 4096, Log: a.log,
@@ -330,6 +333,9 @@ func (a *attempt) evidence(ctx context.Context, err error) toolchain.Evidence {
 		if failed, ok := errors.AsType[*run.Error](err); ok && len(e.LogLines) == 0 {
 			e.LogLines = failed.Tail
 		}
+	}
+	if engine, ok := errors.AsType[*EngineError](err); ok {
+		e.LogLines = slices.Concat(e.LogLines, strings.Split(engine.Error(), "\n"))
 	}
 	return e
 }

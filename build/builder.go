@@ -52,6 +52,14 @@ type Options struct {
 	// Kiln is the path of the kiln program, which is static and is shown to the
 	// environments; empty means that nothing that needs it is done there.
 	Kiln string
+	// NoShare compiles everything from scratch: nothing is taken from the compile cache, and nothing is put into it.
+	NoShare bool
+	// VerifyShare is how many objects from the compile cache are compiled again in each row, chosen at random, and compared.
+	VerifyShare int
+	// CacheBytes is how large the compile cache may become; zero means 20 GB.
+	CacheBytes int64
+	// Remote is a compile cache that is shared with other machines; an empty address means none.
+	Remote RemoteCache
 	// HaveGPU says that tests may use a GPU of this machine.
 	HaveGPU bool
 	// Rebuild builds also what is there already; Retest tests it again.
@@ -66,6 +74,7 @@ type Options struct {
 
 	sources *sources
 	owner   string
+	share   *sharing
 }
 
 // Network says where packages come from and how they are reached. Only commands that
@@ -106,12 +115,13 @@ func (r *Result) Count(states ...engine.Status) int {
 
 // rowOutputs is what the journal keeps of a finished row.
 type rowOutputs struct {
-	Files []FileRecord `json:"files"`
-	Test  string       `json:"test"`
+	Files    []FileRecord    `json:"files"`
+	Test     string          `json:"test"`
+	Compiles *CompileSummary `json:"compiles,omitempty"`
 }
 
 func (a *attempt) outputs() rowOutputs {
-	return rowOutputs{Files: a.record.Files, Test: a.record.Test.Result}
+	return rowOutputs{Files: a.record.Files, Test: a.record.Test.Result, Compiles: a.record.Compiles}
 }
 
 func (o *Options) fill() error {
@@ -221,6 +231,9 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 	if err != nil {
 		return nil, err
 	}
+	if err := opts.startSharing(ctx); err != nil {
+		return nil, fmt.Errorf("share compiles: %w", err)
+	}
 	runner := engine.Local(func(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
 		recipe := recipes[try.Job.ID]
 		if reason := opts.foreign(&recipe.Row); reason != "" {
@@ -236,6 +249,7 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 		Dir: opts.StateDir, Runner: runner, CPU: opts.CPU, MemoryBytes: opts.MemoryBytes, Jobs: opts.Jobs, FailFast: opts.FailFast,
 		OnEvent: opts.OnEvent, Log: opts.Log, CleanDisk: opts.cleanDisk, Reuse: opts.stillThere,
 	})
+	err = errors.Join(err, opts.stopSharing())
 	if report == nil {
 		return nil, err
 	}
@@ -428,6 +442,16 @@ func (o *Options) learn(result *Result) error {
 	}
 	if !changed {
 		return nil
+	}
+	calls, err := ReadCalls(o.StateDir)
+	if err != nil {
+		return err
+	}
+	for name, classes := range learnUnits(calls) {
+		if history.Units == nil {
+			history.Units = map[string][]matrix.UnitClass{}
+		}
+		history.Units[name] = classes
 	}
 	var text bytes.Buffer
 	if err := history.Write(&text); err != nil {

@@ -23,6 +23,10 @@ func (a *attempt) compile(ctx context.Context) error {
 		return err
 	}
 	argv := a.frontend(env)
+	sharing, err := a.share(ctx, env)
+	if err != nil {
+		return err
+	}
 	a.record.Environment = sortedEnv(env)
 	if limit := time.Duration(a.Settings.Resources.WallTime); limit > 0 {
 		fmt.Fprintf(a.log, "time limit %s, %d compiler calls at once\n", limit, a.jobs)
@@ -33,7 +37,15 @@ func (a *attempt) compile(ctx context.Context) error {
 	}
 	a.log.step = func(done, total int) { a.try.Progress(done, total, "files") }
 	defer func() { a.log.step = nil }()
-	if _, err := a.command(ctx, a.box, Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Network: network}); err != nil {
+	_, err = a.command(ctx, a.box, Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Network: network})
+	records, bad := a.records(sharing)
+	if err != nil {
+		return err
+	}
+	if bad != nil {
+		return bad
+	}
+	if err := a.finishSharing(ctx, sharing, records); err != nil {
 		return err
 	}
 	return a.bypassed()
@@ -58,7 +70,10 @@ func (a *attempt) buildEnv() (map[string]string, error) {
 		env["CUDA_HOME"], env["CUDA_PATH"] = home, home
 	}
 	if home := a.tools.ROCmHome; home != "" {
-		env["ROCM_HOME"], env["ROCM_PATH"] = home, home
+		env["ROCM_HOME"] = home
+		if home != "/usr" { // the clang of a distribution finds its device libraries, unless it is told where they are
+			env["ROCM_PATH"] = home
+		}
 	}
 	if a.tools.CXX != "" {
 		env["CXX"], env["CC"] = a.tools.CXX, a.tools.CC

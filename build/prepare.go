@@ -23,6 +23,7 @@ type facts struct {
 	Executable   string            `json:"executable"`
 	Platform     string            `json:"platform"`
 	Headers      bool              `json:"headers"`
+	Include      string            `json:"include"`
 	Venv         bool              `json:"venv"`
 	SitePackages string            `json:"site_packages"`
 	Libc         string            `json:"libc"`

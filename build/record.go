@@ -40,6 +40,8 @@ type Record struct {
 	Patches     []PatchRecord   `json:"patches,omitempty"`
 	Commands    []CommandRecord `json:"commands"`
 	Warnings    []string        `json:"warnings,omitempty"`
+	// Compiles says what was compiled and what came from the cache; nil if nobody counted.
+	Compiles *CompileSummary `json:"compiles,omitempty"`
 
 	Files           []FileRecord    `json:"files"`
 	TopLevel        []string        `json:"top_level,omitempty"`

@@ -49,7 +49,7 @@ func (a *attempt) reuse(ctx context.Context) error {
 				a.files = append(a.files, filepath.Join(a.opts.DistDir, f.Name))
 			}
 			a.record.Files, a.record.TopLevel, a.record.Requires, a.record.NativeModules = old.Files, old.TopLevel, old.Requires, old.NativeModules
-			a.record.BuiltBy = old.builtBy()
+			a.record.BuiltBy, a.record.Compiles = old.builtBy(), old.Compiles
 		}
 	}
 	if err := os.RemoveAll(a.work); err != nil {

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -52,7 +53,7 @@ var makeKiln = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "kiln")
-	cmd := exec.Command("go", "build", "-o", path, "../cmd/kiln") //nolint:noctx // once for all tests
+	cmd := exec.CommandContext(context.Background(), "go", "build", "-o", path, "../cmd/kiln") // once for all tests
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w\n%s", err, out)

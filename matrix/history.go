@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +36,8 @@ type UnitClass struct {
 	// Axes are the axes that the result depends on: names as in selection
 	// expressions, or "cxx11abi".
 	Axes []string `json:"axes"`
+	// Toolkits are those whose rows have such calls: "cuda", "rocm", "none". Empty means all.
+	Toolkits []string `json:"toolkits,omitempty"`
 }
 
 // historyFormat guards against reading something else.
@@ -102,6 +105,9 @@ func (h *History) estimate(rows []Row, table *compat.Table) Estimate {
 		if classes, ok := h.Units[r.Package]; ok && r.Kind == KindWheel {
 			e.CompileRows++
 			for _, c := range classes {
+				if toolkit, _ := r.Toolkit(); len(c.Toolkits) > 0 && !slices.Contains(c.Toolkits, toolkit) {
+					continue
+				}
 				e.Calls += c.Count
 				if key := c.key(r, table); !unique[key] {
 					unique[key] = true

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need: Python with its headers, a C++ compiler, the packages of
 # testdata/python/requirements.txt in .cache/venv, and an old pip in .cache/venv-old-pip. In CI (CI=true)
-# also Chromium, and podman with a small image: elsewhere the tests with them run where they are found.
+# also Chromium, ccache, and podman with a small image: elsewhere the tests with them run where they are found.
 # Does nothing if all of it is there.
 #
 #   scripts/deps.sh          everything
@@ -51,6 +51,7 @@ have_cxx || missing+=(g++)
 find_python >/dev/null || missing+=(python3 python3-venv python3-dev)
 if [ -n "${CI:-}" ] && [ "${1:-}" != python ]; then
   command -v chromium >/dev/null || missing+=(chromium)
+  command -v ccache >/dev/null || missing+=(ccache)
   command -v npm >/dev/null || missing+=(nodejs npm)
 fi
 if [ ${#missing[@]} -gt 0 ]; then

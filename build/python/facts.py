@@ -20,6 +20,7 @@ facts = {
     "executable": sys.executable,
     "platform": sysconfig.get_platform(),
     "headers": os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")),
+    "include": sysconfig.get_path("include"),
     "site_packages": sysconfig.get_path("purelib"),
     "libc": " ".join(platform.libc_ver()),
     "ninja": shutil.which("ninja") or "",

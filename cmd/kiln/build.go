@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,11 @@ type buildFlags struct {
 	jobs, cpus                  int
 	rebuild, failFast, keepWork bool
 
+	noShare     bool
+	verifyShare int
+	cacheRemote string
+	cacheSize   string
+
 	indexURL, torchIndex, image string
 	engineArgs, containerArgs   []string
 	containerNetwork            string
@@ -44,6 +50,10 @@ func (f *buildFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.state, "state", "", "the `folder` for journal, logs and caches (default: .kiln beside packages.yml)")
 	flags.BoolVar(&f.failFast, "fail-fast", false, "stop at the first row that fails")
 	flags.BoolVar(&f.keepWork, "keep-work", false, "keep the work folders of rows that succeed, too")
+	flags.BoolVar(&f.noShare, "no-share", false, "compile everything from scratch, without the compile cache")
+	flags.IntVar(&f.verifyShare, "verify-share", 0, "compile `N` objects of each row that came from the cache again, and compare")
+	flags.StringVar(&f.cacheRemote, "cache-remote", "", "`address` of a compile cache shared with other machines, http, https or redis (default $KILN_CACHE_REMOTE)")
+	flags.StringVar(&f.cacheSize, "cache-size", "", "how large the compile cache may become (default 20GB)")
 	flags.StringVar(&f.indexURL, "index-url", "", "the package `index` for everything but torch (default: pip's)")
 	flags.StringVar(&f.torchIndex, "torch-index", "", "the `address` below which torch's indexes are (default "+build.DefaultTorchIndex+")")
 	flags.StringVar(&f.image, "default-image", "", "`image` of CUDA rows that name none (default "+build.DefaultImage+")")
@@ -85,6 +95,19 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 		if opts.MemoryBytes, err = matrix.ParseSize(f.memory); err != nil {
 			return opts, fmt.Errorf("--memory: %w", err)
 		}
+	}
+	opts.NoShare, opts.VerifyShare = f.noShare, f.verifyShare
+	if f.verifyShare < 0 {
+		return opts, fmt.Errorf("--verify-share %d: a number of objects is not negative", f.verifyShare)
+	}
+	if f.cacheSize != "" {
+		if opts.CacheBytes, err = matrix.ParseSize(f.cacheSize); err != nil {
+			return opts, fmt.Errorf("--cache-size: %w", err)
+		}
+	}
+	opts.Remote = build.RemoteCache{
+		URL: cmp.Or(f.cacheRemote, os.Getenv("KILN_CACHE_REMOTE")), User: os.Getenv("KILN_CACHE_USER"),
+		Password: os.Getenv("KILN_CACHE_PASSWORD"), Token: os.Getenv("KILN_CACHE_TOKEN"),
 	}
 	if opts.Compat, err = f.plan.compatTable(); err != nil {
 		return opts, err
@@ -210,16 +233,18 @@ It may be stopped or killed at any time: the next kiln build continues.`,
 
 // rowJSON is one row of the result for machines.
 type rowJSON struct {
-	ID     string             `json:"id"`
-	Status engine.Status      `json:"status"`
-	Reason string             `json:"reason,omitempty"`
-	Cause  engine.Cause       `json:"cause,omitempty"`
-	Wall   float64            `json:"seconds"`
-	Peak   int64              `json:"peak_memory_bytes,omitempty"`
-	Tries  int                `json:"attempts"`
-	Test   string             `json:"test,omitempty"`
-	Files  []build.FileRecord `json:"files"`
-	Dir    string             `json:"attempt_dir,omitempty"`
+	ID     string        `json:"id"`
+	Status engine.Status `json:"status"`
+	Reason string        `json:"reason,omitempty"`
+	Cause  engine.Cause  `json:"cause,omitempty"`
+	Wall   float64       `json:"seconds"`
+	Peak   int64         `json:"peak_memory_bytes,omitempty"`
+	Tries  int           `json:"attempts"`
+	Test   string        `json:"test,omitempty"`
+	// Compiles says what was compiled and what was shared.
+	Compiles *build.CompileSummary `json:"compiles,omitempty"`
+	Files    []build.FileRecord    `json:"files"`
+	Dir      string                `json:"attempt_dir,omitempty"`
 	// Diagnosis is the id of the cause of a failure; docs/diagnoses.md lists them.
 	Diagnosis string `json:"diagnosis,omitempty"`
 }
@@ -232,7 +257,7 @@ func jsonResult(result *build.Result) any {
 			Tries: r.Attempts, Files: []build.FileRecord{}, Dir: r.Dir,
 		}
 		if r.Record != nil {
-			rows[i].Test, rows[i].Files = r.Record.Test.Result, r.Record.Files
+			rows[i].Test, rows[i].Files, rows[i].Compiles = r.Record.Test.Result, r.Record.Files, r.Record.Compiles
 		}
 		if e, ok := errors.AsType[*build.RowError](r.Err); ok {
 			rows[i].Diagnosis = e.Diagnosis.ID
@@ -243,9 +268,9 @@ func jsonResult(result *build.Result) any {
 
 // printResult prints the summary table, then the reasons of failures in full.
 func (a *app) printResult(result *build.Result) error {
-	table := ui.NewTable("ROW", "RESULT", "TEST", ">TIME", ">PEAK", ">SIZE")
+	table := ui.NewTable("ROW", "RESULT", "TEST", ">TIME", ">PEAK", ">SIZE", ">SHARED")
 	for _, r := range result.Rows {
-		test, size, peak := "", "", ""
+		test, size, peak, share := "", "", "", ""
 		if r.Record != nil {
 			test = r.Record.Test.Result
 			var n int64
@@ -253,11 +278,14 @@ func (a *app) printResult(result *build.Result) error {
 				n += f.Size
 			}
 			size = ui.Bytes(n)
+			if c := r.Record.Compiles; c != nil && c.Calls > 0 {
+				share = fmt.Sprintf("%d/%d", c.Hits, c.Calls)
+			}
 		}
 		if n := r.JobReport.Result.PeakMemoryBytes; n > 0 {
 			peak = ui.Bytes(n)
 		}
-		table.Add(r.Row.ID, string(r.Status), test, ui.Duration(r.Wall), peak, size)
+		table.Add(r.Row.ID, string(r.Status), test, ui.Duration(r.Wall), peak, size, share)
 	}
 	if err := table.Write(a.stdout, a.out); err != nil {
 		return err

@@ -1,0 +1,130 @@
+package launcher
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+)
+
+// ccache is one call of it.
+type ccache struct {
+	*launcher
+	id   string
+	port int // of the way to the remote cache
+}
+
+// compiler returns the identity of what compiles: nvcc has a second compiler for the host.
+func (c *ccache) compiler(call *call) string {
+	id := c.tool.ID
+	if call.ccbin != "" {
+		if host, ok := c.Tools[path.Base(call.ccbin)]; ok {
+			id += "-" + host.ID
+		}
+	}
+	// Variables that change what compilers do, and that ccache need not know.
+	h := sha256.New()
+	n := 0
+	for _, pair := range c.env {
+		name, _, _ := strings.Cut(pair, "=")
+		switch name {
+		case "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "GCC_EXEC_PREFIX", "COMPILER_PATH", "CCC_OVERRIDE_OPTIONS", "GCC_COMPARE_DEBUG",
+			"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH":
+			n++
+			h.Write([]byte(c.canonicalArgs([]string{pair})[0] + "\n"))
+		}
+	}
+	if n > 0 {
+		id += "-" + hex.EncodeToString(h.Sum(nil)[:8])
+	}
+	return id
+}
+
+// environ is the configuration of ccache, all of it: no file of the user's is read.
+//
+// Sloppiness is empty. time_macros is not needed, since SOURCE_DATE_EPOCH fixes what __DATE__ and __TIME__ are, and a
+// file that uses them is not shared rather than shared wrongly; the others allow changes that would be seen.
+func (c *ccache) environ(compiler string, call *call) []string {
+	env := []string{
+		"CCACHE_CONFIGPATH=/dev/null",
+		"CCACHE_DIR=" + c.CacheDir,
+		"CCACHE_MAXSIZE=" + fmt.Sprintf("%dk", max(c.CacheBytes/1000, 1)),
+		// What was read decides, not the preprocessed text: see the package comment.
+		"CCACHE_DEPEND=1",
+		"CCACHE_COMPILERTYPE=" + string(c.tool.Kind),
+		"CCACHE_COMPILERCHECK=string:" + compiler,
+		// The folder gets into debug information only, and -ffile-prefix-map has made that the same for all.
+		"CCACHE_NOHASHDIR=1",
+		"CCACHE_STATSLOG=" + c.temp("stats"),
+	}
+	if c.Work != CanonicalWork {
+		env = append(env, "CCACHE_BASEDIR="+c.Work)
+		if call.debug {
+			// nvcc writes whole paths into line tables, and cannot be told others: one folder, one cache.
+			sum := sha256.Sum256([]byte(c.Work))
+			env = append(env, "CCACHE_NAMESPACE="+hex.EncodeToString(sum[:8]))
+		}
+	}
+	if r := c.Remote; r != nil && r.Kind == "redis" {
+		env = append(env, "CCACHE_REMOTE_STORAGE=redis+unix:"+r.Socket+attributes(r))
+	} else if r != nil && c.port > 0 {
+		env = append(env, fmt.Sprintf("CCACHE_REMOTE_STORAGE=http://127.0.0.1:%d%s%s", c.port, r.Path, attributes(r)))
+	}
+	return env
+}
+
+func attributes(r *Remote) string {
+	var b strings.Builder
+	for _, a := range r.Attributes {
+		b.WriteString("|" + a)
+	}
+	return b.String()
+}
+
+func (c *ccache) temp(kind string) string { return path.Join(c.Temp, c.id+"."+kind) }
+
+// clean removes what was written for outcome.
+func (c *ccache) clean() {
+	os.Remove(c.temp("stats"))
+}
+
+// outcome reads what ccache did from the counters it changed.
+func (c *ccache) outcome(r *Record) {
+	counters, err := os.ReadFile(c.temp("stats"))
+	if err != nil {
+		r.Result, r.Why = Bypass, "ccache left no word: "+err.Error()
+		return
+	}
+	r.Result, r.Why, r.Remote = parseCounters(counters)
+}
+
+// parseCounters turns a stats log of one call into its outcome.
+func parseCounters(text []byte) (result Outcome, why string, remote bool) {
+	result, why = Bypass, "ccache counted nothing"
+	for line := range strings.Lines(string(text)) {
+		switch line = strings.TrimSpace(line); {
+		case line == "" || strings.HasPrefix(line, "#"):
+		case line == "direct_cache_hit" || line == "preprocessed_cache_hit":
+			return Hit, "", strings.Contains(string(text), "remote_storage_hit")
+		case line == "cache_miss":
+			result, why = Miss, ""
+		case strings.Contains(line, "_storage_") || strings.HasSuffix(line, "_cache_miss"):
+		case result == Bypass:
+			why = "ccache: " + strings.ReplaceAll(line, "_", " ")
+		}
+	}
+	return result, why, false
+}
+
+// connect opens the way to a remote cache over HTTP: ccache speaks TCP, the compilers have no network but their own loopback,
+// and kiln listens in the file system.
+func (c *ccache) connect() (stop func(), err error) {
+	if c.Remote == nil || c.Remote.Kind != "http" {
+		return func() {}, nil
+	}
+	port, stop, err := forward(c.Remote.Socket)
+	c.port = port
+	return stop, err
+}

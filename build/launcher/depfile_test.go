@@ -1,0 +1,182 @@
+package launcher
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+)
+
+func TestParseDeps(t *testing.T) {
+	for text, want := range map[string]string{
+		"kiln: a.c b.h \\\n c.h\n":               "a.c|b.h|c.h",
+		"kiln : a.cu \\\n    b.h \\\n    a.cu\n": "a.cu|b.h",
+		"x.o: a\\ b.c $$d.h e\\#f.h\n":           "a b.c|$d.h|e#f.h",
+		"x.o: a.c b.h\n\nb.h:\nc.h:\n":           "a.c|b.h",
+		"x.o:":                                   "",
+		"":                                       "",
+		"x.o: a.c\\\r\n b.h\r\n":                 "a.c|b.h",
+		"/kiln/work/x.o: /kiln/a.cu ../inc/torch.h\n": "/kiln/a.cu|../inc/torch.h",
+	} {
+		if got := strings.Join(ParseDeps([]byte(text)), "|"); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+func FuzzParseDeps(f *testing.F) {
+	f.Add([]byte("kiln: a.c b.h \\\n c.h\n"))
+	f.Add([]byte("x.o: a\\ b.c $$d.h\n\nb.h:\n"))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		files := ParseDeps(text)
+		sorted := slices.Sorted(slices.Values(files))
+		if len(slices.Compact(sorted)) != len(files) {
+			t.Errorf("a file is listed twice: %q", files)
+		}
+		if slices.Contains(files, "") {
+			t.Error("a file without a name")
+		}
+	})
+}
+
+// The caller reads the list it asked for, whatever the list in the cache is called.
+func TestDepFileFinish(t *testing.T) {
+	dir := t.TempDir()
+	for _, test := range []struct {
+		name, args, want string
+	}{
+		{"of the object", "-c a.c -o build/a.o -MD -MF list.d", "build/a.o: a.c x.h\n"},
+		{"of a target", "-c a.c -o build/a.o -MD -MF list.d -MT one -MT two", "one two: a.c x.h\n"},
+		{"with a space", "-c a.c -o b\u00a0c.o -MD -MF list.d", "b\u00a0c.o: a.c x.h\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := parseCall(GCC, strings.Fields(strings.ReplaceAll(test.args, "\u00a0", "~")))
+			c.output = strings.ReplaceAll(c.output, "~", "\u00a0")
+			kept := filepath.Join(dir, "kept.d")
+			d := c.dependencies(dir, kept)
+			if err := os.WriteFile(d.path, []byte("kiln: a.c x.h\n"), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.finish(); err != nil {
+				t.Fatal(err)
+			}
+			for path, want := range map[string]string{filepath.Join(dir, "list.d"): test.want, kept: "kiln: a.c x.h\n"} {
+				got, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(want, string(got)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", path, diff)
+				}
+			}
+			if err := d.finish(); err == nil {
+				t.Error("a list with another target was taken")
+			}
+		})
+	}
+}
+
+func TestParseCounters(t *testing.T) {
+	for text, want := range map[string]Outcome{
+		"# k.cu\ndirect_cache_hit\nlocal_storage_hit\nlocal_storage_read_hit\n":                       Hit,
+		"# k.cu\ncache_miss\ndirect_cache_miss\nlocal_storage_miss\nlocal_storage_write\n":            Miss,
+		"# k.cu\ndirect_cache_hit\nlocal_storage_miss\nremote_storage_hit\nremote_storage_read_hit\n": Hit,
+		"# k.cu\ncalled_for_link\n":                                Bypass,
+		"# k.cu\ndirect_cache_miss\nunsupported_compiler_option\n": Bypass,
+		"": Bypass,
+	} {
+		got, why, remote := parseCounters([]byte(text))
+		if got != want || remote != strings.Contains(text, "remote_storage_hit") || (why == "") != (want != Bypass) {
+			t.Errorf("%q is %s, remote %v, %q; want %s", text, got, remote, why, want)
+		}
+	}
+}
+
+func FuzzParseRecords(f *testing.F) {
+	f.Add([]byte(`{"row":"a","source":"x.cu","result":"hit"}` + "\n" + `{"row":"a","sour`))
+	f.Add([]byte("\n\n[]"))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(_ *testing.T, text []byte) {
+		_, _ = parseRecords(text)
+		_, _, _ = parseCounters(text)
+	})
+}
+
+// A launcher that was killed while it wrote leaves half a line; the others count.
+func TestRecordsTorn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "calls.jsonl")
+	for _, name := range []string{"a.cu", "b.cu"} {
+		r := Record{Row: "row", Source: name, Result: Miss}
+		if err := r.append(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"row":"row","sou`); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	records, err := ReadRecords(path)
+	if err != nil || len(records) != 2 || records[1].Source != "b.cu" {
+		t.Errorf("got %v, %v", records, err)
+	}
+	if records, err := ReadRecords(path + ".none"); err != nil || records != nil {
+		t.Errorf("no file: %v, %v", records, err)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	in := func(digests ...string) *Inputs {
+		return &Inputs{Files: []string{"/kiln/work/source/k.cu", "/usr/include/a.h", "/kiln/work/share/inc/torch/torch.h"}[:len(digests)], Digests: digests}
+	}
+	unit := func(compiler, args string, read ...int) *Unit {
+		return &Unit{Source: "/kiln/work/source/k.cu", Tool: "nvcc", Compiler: compiler, Args: strings.Fields(args), Result: Miss, Read: read}
+	}
+	for _, test := range []struct {
+		name string
+		inA  *Inputs
+		a    *Unit
+		inB  *Inputs
+		b    *Unit
+		want Difference
+	}{
+		{"nothing", in("1", "2"), unit("id", "-c", 0, 1), in("1", "2"), unit("id", "-c", 0, 1), Difference{}},
+		{"compiler", in("1"), unit("id", "-c", 0), in("1"), unit("di", "-O3", 0), Difference{What: "compiler", Name: "nvcc", A: "id", B: "di"}},
+		{"argument", in("1"), unit("id", "-c -DA=1", 0), in("1"), unit("id", "-c -DA=2", 0), Difference{What: "argument", A: "-DA=1", B: "-DA=2"}},
+		{"one more argument", in("1"), unit("id", "-c", 0), in("1"), unit("id", "-c -g", 0), Difference{What: "argument", A: "none", B: "-g"}},
+		{
+			"header", in("1", "2", "3"), unit("id", "-c", 0, 1, 2), in("1", "2", "4"), unit("id", "-c", 0, 1, 2),
+			Difference{What: "file", Name: "/kiln/work/share/inc/torch/torch.h", A: "3", B: "4"},
+		},
+		{
+			"two headers, one of them not read", in("1", "2", "3"), unit("id", "-c", 0, 1, 2), in("1", "5"), unit("id", "-c", 0, 1),
+			Difference{What: "file", Name: "/usr/include/a.h", A: "2", B: "5", More: 1},
+		},
+	} {
+		if diff := cmp.Diff(test.want, Explain(test.inA, test.inB, test.a, test.b)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, diff)
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	in := &Inputs{Calls: []Unit{{Source: "/kiln/work/source/a/x.cu"}, {Source: "/kiln/work/source/b/x.cu"}, {Source: "/kiln/work/source/c.cpp"}}}
+	for file, want := range map[string]string{"a/x.cu": "/kiln/work/source/a/x.cu", "c.cpp": "/kiln/work/source/c.cpp", "x.cu": "", "y.cu": ""} {
+		u, names := in.Find(file)
+		if got := ""; u != nil && u.Source != want || u == nil && want != got {
+			t.Errorf("%s: got %v", file, u)
+		}
+		if file == "x.cu" && len(names) != 2 || file == "y.cu" && len(names) != 3 {
+			t.Errorf("%s: names %q", file, names)
+		}
+	}
+}

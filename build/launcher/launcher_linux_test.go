@@ -1,0 +1,295 @@
+package launcher
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The test binary is a launcher too: see init.
+
+// bench is a folder with a launcher before the real g++ and ccache.
+type bench struct {
+	t      testing.TB
+	dir    string
+	config Config
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	b := &bench{t: t, dir: t.TempDir()}
+	for _, tool := range []string{"g++", "ccache"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
+				t.Fatalf("%v (KILN_REQUIRE has %s)", err, tool)
+			}
+			t.Skip("there is no " + tool)
+		}
+	}
+	gcc, _ := exec.LookPath("g++")
+	cc, _ := exec.LookPath("ccache")
+	work := filepath.Join(b.dir, "work")
+	for _, d := range []string{"bin", "deps", "tmp", "source", "venv/lib/site/inc"} {
+		if err := os.MkdirAll(filepath.Join(work, d), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(self, filepath.Join(work, "bin", "g++")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(work, "venv/lib/site"), filepath.Join(work, "site")); err != nil {
+		t.Fatal(err)
+	}
+	b.config = Config{
+		Row: "row", Package: "demo", Version: "1.0", Work: work, Bin: filepath.Join(work, "bin"), Tools: map[string]Tool{"g++": {Path: gcc, Kind: GCC, ID: "gcc"}},
+		CCache: cc, CacheDir: filepath.Join(b.dir, "cache"), CacheBytes: 1e9, Calls: filepath.Join(work, "calls.jsonl"),
+		Deps: filepath.Join(work, "deps"), Temp: filepath.Join(work, "tmp"),
+		Map: []Mapping{{From: filepath.Join(work, "venv/lib/site"), To: filepath.Join(work, "site")}},
+	}
+	b.write("venv/lib/site/inc/x.h", "#define X 1\n")
+	b.write("source/a.cpp", "#include <x.h>\n#include <map>\n#include <string>\nstd::map<std::string, int> f() { return {{__FILE__, X + ROUND}}; }\n")
+	return b
+}
+
+func (b *bench) write(name, text string) {
+	b.t.Helper()
+	if err := os.WriteFile(filepath.Join(b.config.Work, filepath.FromSlash(name)), []byte(text), 0o666); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// command prepares a call of the launcher.
+func (b *bench) command(args ...string) *exec.Cmd {
+	b.t.Helper()
+	text, err := json.Marshal(b.config)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	path := filepath.Join(b.config.Work, "launcher.json")
+	if err := os.WriteFile(path, text, 0o666); err != nil {
+		b.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(b.t.Context(), filepath.Join(b.config.Bin, "g++"), args...)
+	cmd.Dir = filepath.Join(b.config.Work, "source")
+	cmd.Env = []string{"PATH=" + b.config.Bin + ":/usr/local/bin:/usr/bin:/bin", ConfigEnv + "=" + path, "HOME=" + b.dir, "LC_ALL=C.UTF-8"}
+	return cmd
+}
+
+func (b *bench) args(round int, object string, more ...string) []string {
+	inc := filepath.Join(b.config.Work, "venv/lib/site/inc")
+	return append([]string{"-O1", "-I" + inc, "-DROUND=" + strconv.Itoa(round), "-c", "a.cpp", "-o", object}, more...)
+}
+
+// compile runs the launcher and returns the object and the last record.
+func (b *bench) compile(round int, object string, more ...string) ([]byte, Record) {
+	b.t.Helper()
+	cmd := b.command(b.args(round, object, more...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.t.Fatalf("%v: %v\n%s", cmd.Args, err, out)
+	}
+	text, err := os.ReadFile(filepath.Join(cmd.Dir, object))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	records, err := ReadRecords(b.config.Calls)
+	if err != nil || len(records) == 0 {
+		b.t.Fatalf("records: %v, %v", records, err)
+	}
+	return text, records[len(records)-1]
+}
+
+// Rows in other folders, with other names for objects, share; what differs in something that matters does not.
+func TestLauncherShares(t *testing.T) {
+	one, two := newBench(t), newBench(t)
+	two.config.CacheDir = one.config.CacheDir
+	first, r := one.compile(1, "build.cp311.o", "-g")
+	if r.Result != Miss || r.PeakMemoryBytes < 1<<20 || r.ObjectBytes != int64(len(first)) || r.Source != "/kiln/work/source/a.cpp" {
+		t.Errorf("first call: %+v", r)
+	}
+	second, r2 := two.compile(1, "build.cp313.o", "-g", "-MMD", "-MF", "list.d")
+	if r2.Result != Hit || !bytes.Equal(first, second) {
+		t.Errorf("second call: %+v, same bytes: %v", r2, bytes.Equal(first, second))
+	}
+	for _, dir := range []string{one.dir, two.dir} {
+		if bytes.Contains(first, []byte(dir)) {
+			t.Errorf("the object names the folder %s", dir)
+		}
+	}
+	list, err := os.ReadFile(filepath.Join(two.config.Work, "source", "list.d"))
+	if err != nil || !strings.HasPrefix(string(list), "build.cp313.o: a.cpp") || !strings.Contains(string(list), "site/inc/x.h") {
+		t.Errorf("dependency list: %v\n%s", err, list)
+	}
+	in, err := Collect(&two.config)
+	other, err1 := Collect(&one.config)
+	if err1 != nil || other.Calls[0].Key == "" || other.Calls[0].Key != in.Calls[0].Key {
+		t.Errorf("keys of one compile: %v, %v, %v", err1, other.Calls, in.Calls)
+	}
+	if err != nil || len(in.Calls) != 1 || !slices.Contains(in.Files, "/kiln/work/site/inc/x.h") || slices.Contains(in.Digests, "") {
+		t.Errorf("inputs: %v, %+v", err, in)
+	}
+
+	if _, r := two.compile(2, "x.o"); r.Result != Miss {
+		t.Errorf("another argument: %s", r.Result)
+	}
+	two.write("venv/lib/site/inc/x.h", "#define X 2\n")
+	changed, r := two.compile(1, "x.o", "-g")
+	if r.Result != Miss || bytes.Equal(changed, first) {
+		t.Errorf("another header: %s", r.Result)
+	}
+	two.config.Tools["g++"] = Tool{Path: two.config.Tools["g++"].Path, Kind: GCC, ID: "another"}
+	if _, r := two.compile(1, "x.o"); r.Result != Miss {
+		t.Errorf("another compiler: %s", r.Result)
+	}
+	two.config.Remote = &Remote{Socket: filepath.Join(two.dir, "none"), Kind: "http"}
+	if _, r := two.compile(3, "x.o"); r.Result != Miss || r.Remote {
+		t.Errorf("a remote cache that does not answer: %s %s", r.Result, r.Why)
+	}
+	two.config.CCache = ""
+	if _, r := two.compile(1, "x.o"); r.Result != Bypass || r.Why != "there is no ccache here" {
+		t.Errorf("without ccache: %s, %s", r.Result, r.Why)
+	}
+}
+
+// What the compiler says and how it ends is the caller's to see.
+func TestLauncherFails(t *testing.T) {
+	b := newBench(t)
+	b.write("source/a.cpp", "int f() { return no_such_thing; }\n")
+	out, err := b.command(b.args(1, "a.o")...).CombinedOutput()
+	e, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || e.ExitCode() != 1 || !bytes.Contains(out, []byte("no_such_thing")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	records, err := ReadRecords(b.config.Calls)
+	if err != nil || len(records) != 1 || records[0].Result != Failed || records[0].ExitCode != 1 {
+		t.Errorf("records %+v, %v", records, err)
+	}
+	if out, err := b.command("--version").Output(); err != nil || len(out) == 0 {
+		t.Errorf("a question: %v, %q", err, out)
+	}
+}
+
+// A pool that goes away while a launcher waits does not hold it up.
+func TestLauncherWithoutPool(t *testing.T) {
+	b := newBench(t)
+	dir, err := os.MkdirTemp("", "kiln-") //nolint:usetesting // the path of a socket is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	b.config.Slots = filepath.Join(dir, "slots")
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", b.config.Slots)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan SlotRequest, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		var r SlotRequest
+		_ = json.NewDecoder(conn).Decode(&r)
+		asked <- r
+		conn.Close() // killed
+		listener.Close()
+	}()
+	if _, r := b.compile(1, "a.o"); r.Result != Miss {
+		t.Errorf("%s %s", r.Result, r.Why)
+	}
+	if r := <-asked; r.File != "demo /kiln/work/source/a.cpp gcc" || r.Unit == "" || r.CPU != 1 {
+		t.Errorf("asked for %+v", r)
+	}
+	if _, r := b.compile(1, "a.o"); r.Result != Hit {
+		t.Errorf("without a socket: %s %s", r.Result, r.Why)
+	}
+}
+
+// children returns the processes that a process has started.
+func children(pid int) []int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		return nil
+	}
+	var out []int
+	for word := range strings.FieldsSeq(string(text)) {
+		if n, err := strconv.Atoi(word); err == nil {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// TestLauncherKill kills the launcher, or ccache below it, at random moments. A killed launcher is a failed call. A killed ccache
+// is not. Whatever was killed, the next call gives the right object.
+func TestLauncherKill(t *testing.T) {
+	b := newBench(t)
+	rounds := 2
+	if slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "share") {
+		rounds = 50
+	}
+	began := time.Now()
+	b.compile(0, "warm.o")
+	usual := time.Since(began)
+	reference := newBench(t)
+	killed := map[string]int{}
+	for round := 1; round <= rounds; round++ {
+		want, _ := reference.compile(round, "a.o")
+		for _, victim := range []string{"launcher", "ccache"} {
+			object := fmt.Sprintf("%s-%d.o", victim, round)
+			// Another key for each, so that there is something to compile.
+			more := "-DVICTIM=" + victim
+			cmd := b.command(b.args(round, object, more)...)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Duration(rand.Int64N(int64(usual))))
+			hit := false
+			switch pids := children(cmd.Process.Pid); {
+			case victim == "launcher":
+				hit = cmd.Process.Kill() == nil
+			case len(pids) > 0:
+				hit = syscall.Kill(pids[0], syscall.SIGKILL) == nil
+			}
+			err := cmd.Wait()
+			if err == nil || hit {
+				killed[victim]++
+			}
+			if victim == "ccache" && err != nil {
+				t.Fatalf("ccache was killed: %v", err)
+			}
+			if err == nil {
+				// It says that the object is there.
+				b.same(object, want)
+			}
+			again, _ := b.compile(round, object, more)
+			if !bytes.Equal(again, want) {
+				t.Fatalf("after killing the %s in round %d the next call gives another object", victim, round)
+			}
+		}
+	}
+	t.Logf("killed: %v in %d rounds, a compile takes %v", killed, rounds, usual.Round(time.Millisecond))
+}
+
+func (b *bench) same(object string, want []byte) {
+	b.t.Helper()
+	got, err := os.ReadFile(filepath.Join(b.config.Work, "source", object))
+	if err != nil || !bytes.Equal(got, want) {
+		b.t.Fatalf("%s: %v, %d bytes, want %d", object, err, len(got), len(want))
+	}
+}

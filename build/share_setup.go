@@ -1,0 +1,388 @@
+package build
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kiln-build/kiln/build/launcher"
+)
+
+// CompilerOptions says where [FindCompilers] looks and what it makes. Paths are as seen where the compilers run.
+type CompilerOptions struct {
+	// Program is what the links point to: kiln.
+	Program string `json:"program"`
+	// Path are the folders of programs, in order.
+	Path []string `json:"path"`
+	// Bin gets the links.
+	Bin string `json:"bin"`
+	// Map is that of the configuration: compilers too are called at canonical places.
+	Map []launcher.Mapping `json:"map"`
+	// HostCompiler is nvcc's, if it is not the default.
+	HostCompiler string `json:"host_compiler,omitempty"`
+	// Memo is a folder that remembers what was tried out about compilers; Temp is for files of the moment.
+	Memo string `json:"memo"`
+	Temp string `json:"temp"`
+}
+
+// Compilers is what [FindCompilers] found.
+type Compilers struct {
+	CCache        string                   `json:"ccache,omitempty"`
+	CCacheVersion string                   `json:"ccache_version,omitempty"`
+	Tools         map[string]launcher.Tool `json:"tools"`
+}
+
+// leastCCache has everything that is used of it; Debian 12 has 4.7.5, Ubuntu 24.04 4.9.
+var leastCCache = [2]int{4, 7}
+
+// FindCompilers finds the compilers and ccache in an environment and puts links to this program before them.
+func FindCompilers(ctx context.Context, o CompilerOptions) (*Compilers, error) {
+	found := &Compilers{Tools: map[string]launcher.Tool{}}
+	for _, dir := range []string{o.Bin, o.Memo, o.Temp} {
+		if err := os.MkdirAll(dir, 0o777); err != nil {
+			return nil, err
+		}
+	}
+	s := &compilerSearch{CompilerOptions: o, sums: map[string]string{}}
+	why := s.ccache(ctx, found)
+	ids := map[string]launcher.Tool{} // by real path: most names are links to a few programs
+	for _, dir := range o.Path {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // PATH may name folders that are not there
+		}
+		for _, entry := range entries {
+			name := entry.Name()
+			kind := launcher.KindOf(name)
+			path := filepath.Join(dir, name)
+			if _, seen := found.Tools[name]; kind == "" || seen || launcher.LookPath(name, dir) == "" {
+				continue
+			}
+			real, err := filepath.EvalSymlinks(path)
+			if err != nil {
+				continue
+			}
+			if launcher.KindOf(filepath.Base(real)) == launcher.Clang {
+				kind = launcher.Clang // cc may be either
+			}
+			known, ok := ids[real]
+			if !ok {
+				known = s.identify(ctx, path, real, kind)
+				ids[real] = known
+			}
+			tool := known
+			tool.Path = s.mapped(path)
+			if tool.Refused == "" {
+				tool.Refused = why
+			}
+			found.Tools[name] = tool
+			link := filepath.Join(o.Bin, name)
+			os.Remove(link)
+			if err := os.Symlink(o.Program, link); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return found, nil
+}
+
+type compilerSearch struct {
+	CompilerOptions
+	sums map[string]string // of files, by path
+}
+
+func (s *compilerSearch) mapped(path string) string {
+	for _, m := range s.Map {
+		if rest, ok := strings.CutPrefix(path, m.From); ok && (rest == "" || rest[0] == '/') {
+			return m.To + rest
+		}
+	}
+	return path
+}
+
+func (s *compilerSearch) output(ctx context.Context, argv ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Dir = s.Temp
+	cmd.Env = []string{"PATH=" + strings.Join(s.Path, ":"), "HOME=" + s.Temp, "TMPDIR=" + s.Temp, "LC_ALL=C.UTF-8"}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+var ccacheVersion = regexp.MustCompile(`ccache version (\d+)\.(\d+)(\S*)`)
+
+// ccache looks for it and says why it cannot be used.
+func (s *compilerSearch) ccache(ctx context.Context, found *Compilers) (why string) {
+	path := ""
+	for _, dir := range s.Path {
+		if path = launcher.LookPath("ccache", dir); path != "" {
+			break
+		}
+	}
+	if path == "" {
+		return "there is no ccache here"
+	}
+	text, err := s.output(ctx, path, "--version")
+	m := ccacheVersion.FindStringSubmatch(text)
+	if err != nil || m == nil {
+		return "ccache does not say its version"
+	}
+	major, _ := strconv.Atoi(m[1])
+	minor, _ := strconv.Atoi(m[2])
+	found.CCacheVersion = m[1] + "." + m[2] + m[3]
+	if major < leastCCache[0] || major == leastCCache[0] && minor < leastCCache[1] {
+		return fmt.Sprintf("ccache %s is older than %d.%d", found.CCacheVersion, leastCCache[0], leastCCache[1])
+	}
+	found.CCache = path
+	return ""
+}
+
+// identify makes the digest of a compiler.
+func (s *compilerSearch) identify(ctx context.Context, path, real string, kind launcher.Kind) launcher.Tool {
+	tool := launcher.Tool{Kind: kind}
+	h := sha256.New()
+	var err error
+	switch kind {
+	case launcher.NVCC:
+		err = s.nvcc(ctx, h, path)
+	case launcher.GCC:
+		err = s.gcc(ctx, h, path, real)
+	case launcher.Clang:
+		err = s.clang(ctx, h, path, real)
+	case launcher.HIPCC:
+		tool.Refused = "hipcc's passes for GPUs are not in its dependency list"
+		return tool
+	}
+	if err != nil {
+		tool.Refused = "its identity is not known: " + err.Error()
+		return tool
+	}
+	tool.ID = hex.EncodeToString(h.Sum(nil)[:16])
+	if kind == launcher.NVCC {
+		tool.Refused = s.probe(ctx, path, tool.ID)
+	}
+	return tool
+}
+
+// add puts the name and bytes of a file into a digest.
+func (s *compilerSearch) add(h io.Writer, path string) error {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	sum, ok := s.sums[real]
+	if !ok {
+		f, err := os.Open(real)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		d := sha256.New()
+		if _, err := io.Copy(d, f); err != nil {
+			return err
+		}
+		sum = hex.EncodeToString(d.Sum(nil))
+		s.sums[real] = sum
+	}
+	fmt.Fprintf(h, "%s %s\n", filepath.Base(path), sum)
+	return nil
+}
+
+func (s *compilerSearch) gcc(ctx context.Context, h io.Writer, path, real string) error {
+	if err := s.add(h, real); err != nil {
+		return err
+	}
+	specs, err := s.output(ctx, path, "-dumpspecs")
+	if err != nil {
+		return fmt.Errorf("-dumpspecs: %w", err)
+	}
+	fmt.Fprintf(h, "specs %x\n", sha256.Sum256([]byte(specs)))
+	for _, program := range []string{"cc1", "cc1plus", "as"} {
+		name, err := s.output(ctx, path, "-print-prog-name="+program)
+		if err != nil {
+			return fmt.Errorf("-print-prog-name: %w", err)
+		}
+		name = strings.TrimSpace(name)
+		if !filepath.IsAbs(name) {
+			name = launcher.LookPath(name, strings.Join(s.Path, ":"))
+		}
+		if name == "" {
+			continue // a C compiler alone has no cc1plus
+		}
+		if err := s.add(h, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *compilerSearch) clang(ctx context.Context, h io.Writer, path, real string) error {
+	version, err := s.output(ctx, path, "--version")
+	if err != nil {
+		return fmt.Errorf("--version: %w", err)
+	}
+	_, _ = io.WriteString(h, version)
+	if err := s.add(h, real); err != nil {
+		return err
+	}
+	// Distributions have the compiler itself in libraries.
+	f, err := elf.Open(real)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	needed, _ := f.ImportedLibraries()
+	for _, name := range needed {
+		if !strings.HasPrefix(name, "libLLVM") && !strings.HasPrefix(name, "libclang") {
+			continue
+		}
+		places, _ := filepath.Glob("/usr/lib/*-linux-gnu/" + name)
+		places = append(places, filepath.Join(filepath.Dir(real), "..", "lib", name), "/usr/lib/"+name, "/usr/lib64/"+name)
+		i := slices.IndexFunc(places, func(p string) bool { _, err := os.Stat(p); return err == nil })
+		if i < 0 {
+			return fmt.Errorf("%s is not where libraries are", name)
+		}
+		if err := s.add(h, places[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nvcc asks it for the commands that it would run, and takes every program and every file that they name.
+func (s *compilerSearch) nvcc(ctx context.Context, h io.Writer, path string) error {
+	source := filepath.Join(s.Temp, "identity.cu")
+	if err := os.WriteFile(source, []byte("__global__ void k() {}\n"), 0o666); err != nil {
+		return err
+	}
+	text, err := s.output(ctx, slices.Concat([]string{s.mapped(path)}, s.ccbin(), []string{"--dryrun", "-c", source, "-o", source + ".o"})...)
+	if err != nil {
+		return fmt.Errorf("--dryrun: %w: %s", err, strings.TrimSpace(text))
+	}
+	search := s.Path
+	var programs []string
+	for line := range strings.Lines(text) {
+		line, ok := strings.CutPrefix(line, "#$ ")
+		if !ok {
+			continue
+		}
+		if list, ok := strings.CutPrefix(line, "PATH="); ok {
+			search = filepath.SplitList(strings.TrimSpace(list))
+			continue
+		}
+		words := strings.Fields(strings.ReplaceAll(line, `"`, " "))
+		for i, word := range words {
+			switch {
+			case i == 0 && !strings.Contains(word, "="):
+				if filepath.IsAbs(word) {
+					programs = append(programs, word)
+				} else if found := launcher.LookPath(word, strings.Join(search, ":")); found != "" {
+					programs = append(programs, found)
+				}
+			case strings.HasSuffix(word, ".bc") && filepath.IsAbs(word):
+				programs = append(programs, word) // the device library
+			}
+		}
+	}
+	slices.Sort(programs)
+	programs = slices.Compact(programs)
+	if len(programs) < 3 {
+		return errors.New("--dryrun names no programs")
+	}
+	for _, p := range programs {
+		name := filepath.Base(p)
+		if name == "rm" {
+			continue
+		}
+		if launcher.KindOf(name) == launcher.GCC {
+			real, err := filepath.EvalSymlinks(p)
+			if err != nil {
+				return err
+			}
+			if err := s.gcc(ctx, h, p, real); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := s.add(h, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *compilerSearch) ccbin() []string {
+	if s.HostCompiler == "" {
+		return nil
+	}
+	return []string{"-ccbin", s.HostCompiler}
+}
+
+// probe compiles a file that reads one header in the pass for the host and one in each pass for a GPU, and looks whether the
+// dependency list has them all. A toolkit with another habit is not shared: changes of a header would go unseen.
+func (s *compilerSearch) probe(ctx context.Context, path, id string) (refused string) {
+	memo := filepath.Join(s.Memo, "nvcc-"+id)
+	if text, err := os.ReadFile(memo); err == nil {
+		return string(text)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return "what is known of it cannot be read: " + err.Error()
+	}
+	dir, err := os.MkdirTemp(s.Temp, "probe")
+	if err != nil {
+		return err.Error()
+	}
+	defer os.RemoveAll(dir)
+	list, err := s.output(ctx, s.mapped(path), "--list-gpu-arch")
+	archs := strings.Fields(list)
+	if err != nil || len(archs) < 2 {
+		return "it does not list its architectures"
+	}
+	low, high := strings.TrimPrefix(archs[0], "compute_"), strings.TrimPrefix(archs[len(archs)-1], "compute_")
+	limit, err := strconv.Atoi(strings.TrimRight(high, "af"))
+	if err != nil {
+		return "it does not list its architectures"
+	}
+	source := fmt.Sprintf("#ifndef __CUDA_ARCH__\n#include \"host.h\"\n#elif __CUDA_ARCH__ >= %d0\n#include \"high.h\"\n#else\n#include \"low.h\"\n#endif\n__global__ void k() {}\n", limit)
+	for name, text := range map[string]string{"probe.cu": source, "host.h": "\n", "low.h": "\n", "high.h": "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			return err.Error()
+		}
+	}
+	argv := slices.Concat([]string{s.mapped(path)}, s.ccbin(), []string{
+		"-gencode=arch=compute_" + low + ",code=compute_" + low, "-gencode=arch=compute_" + high + ",code=compute_" + high,
+		"-MD", "-MF", filepath.Join(dir, "probe.d"), "-MT", launcher.DepTarget, "-c", filepath.Join(dir, "probe.cu"), "-o", filepath.Join(dir, "probe.o"),
+	})
+	if out, err := s.output(ctx, argv...); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err().Error()
+		}
+		last := out[strings.LastIndexByte(strings.TrimSpace(out), '\n')+1:]
+		return "its dependency list could not be tried: " + strings.TrimSpace(last)
+	}
+	deps, err := os.ReadFile(filepath.Join(dir, "probe.d"))
+	if err != nil {
+		return err.Error()
+	}
+	for _, name := range []string{"host.h", "low.h", "high.h"} {
+		if !slices.ContainsFunc(launcher.ParseDeps(deps), func(f string) bool { return filepath.Base(f) == name }) {
+			refused = "its dependency list does not cover all its passes"
+		}
+	}
+	if !bytes.HasPrefix(deps, []byte(launcher.DepTarget)) {
+		refused = "its dependency list has another target than it was told"
+	}
+	_ = os.WriteFile(memo, []byte(refused), 0o666) // without it the next row tries again
+	return refused
+}

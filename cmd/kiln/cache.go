@@ -1,0 +1,404 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/launcher"
+	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/matrix"
+)
+
+func (a *app) cacheCommand() *cobra.Command {
+	var state string
+	cmd := &cobra.Command{
+		Use:   "cache",
+		Short: "Look at, explain and shrink the compile cache",
+		Example: `  kiln cache stats
+  kiln cache explain kernel.cu demo-1.0-cp311-linux_x86_64 demo-1.0-cp313-linux_x86_64`,
+	}
+	cmd.PersistentFlags().StringVar(&state, "state", ".kiln", "the state `folder`")
+	_ = cmd.MarkPersistentFlagDirname("state")
+	cmd.AddCommand(a.cacheStatsCommand(&state), a.cacheExplainCommand(&state), a.cacheGCCommand(&state))
+	return cmd
+}
+
+// cacheRow is what the compilers of one row did, when it was built last.
+type cacheRow struct {
+	Row      string         `json:"row"`
+	Calls    int            `json:"calls"`
+	Hits     int            `json:"hits"`
+	Misses   int            `json:"misses"`
+	Bypassed int            `json:"bypassed"`
+	Failed   int            `json:"failed,omitempty"`
+	Seconds  float64        `json:"seconds"`
+	Reasons  map[string]int `json:"reasons,omitempty"`
+}
+
+type cacheStats struct {
+	Rows []cacheRow `json:"rows"`
+	// Calls is what was asked for, Unique how many different results that were.
+	Calls  int `json:"calls"`
+	Unique int `json:"unique"`
+	// Bytes is the size of the cache; Counters are those of ccache, null without it.
+	Bytes    int64            `json:"bytes"`
+	Counters map[string]int64 `json:"counters"`
+}
+
+func (a *app) cacheStatsCommand(state *string) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "stats",
+		Short: "Show what was compiled and what was shared",
+		Long: `Lists the rows that were built in this folder, with what their compilers did the last time, and the counters
+of ccache. A compile is unique if no other row had the same result.`,
+		Example: "  kiln cache stats --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			stats, err := readCacheStats(cmd.Context(), *state)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.printJSON(stats)
+			}
+			return a.printCacheStats(stats)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func readCacheStats(ctx context.Context, state string) (*cacheStats, error) {
+	all, err := build.ReadCalls(state)
+	if err != nil {
+		return nil, err
+	}
+	stats := &cacheStats{Rows: []cacheRow{}}
+	keys := map[string]bool{}
+	for _, in := range all {
+		row := cacheRow{Row: in.Row}
+		for _, u := range in.Calls {
+			row.Calls++
+			row.Seconds += u.Seconds
+			switch u.Result {
+			case launcher.Hit:
+				row.Hits++
+			case launcher.Miss:
+				row.Misses++
+			case launcher.Failed:
+				row.Failed++
+			case launcher.Bypass:
+				row.Bypassed++
+				if row.Reasons == nil {
+					row.Reasons = map[string]int{}
+				}
+				row.Reasons[u.Why]++
+			}
+			if u.Key == "" {
+				stats.Unique++ // nobody can share it
+			}
+			keys[u.Key] = true
+		}
+		stats.Calls += row.Calls
+		stats.Rows = append(stats.Rows, row)
+	}
+	delete(keys, "")
+	stats.Unique += len(keys)
+	stats.Bytes, err = cacheSize(build.CacheDir(state))
+	if err != nil {
+		return nil, err
+	}
+	stats.Counters, err = ccacheCounters(ctx, build.CacheDir(state))
+	return stats, err
+}
+
+// cacheSize adds up the files of the cache.
+func cacheSize(dir string) (int64, error) {
+	var n int64
+	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a compiler may be at work
+		}
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		if info, err := d.Info(); err == nil {
+			n += info.Size()
+		}
+		return nil
+	})
+	return n, err
+}
+
+// ccache runs this machine's ccache on the cache of a state folder.
+func ccache(ctx context.Context, dir, maxSize string, args ...string) (string, error) {
+	program, err := exec.LookPath("ccache")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(pair string) bool { return strings.HasPrefix(pair, "CCACHE_") }),
+		"CCACHE_DIR="+dir, "CCACHE_CONFIGPATH=/dev/null")
+	if maxSize != "" {
+		cmd.Env = append(cmd.Env, "CCACHE_MAXSIZE="+maxSize)
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("ccache %s: %w: %s", args[0], err, bytes.TrimSpace(out))
+	}
+	return string(out), nil
+}
+
+// ccacheCounters returns ccache's own counters, nil if there is no ccache on this machine or no cache yet.
+func ccacheCounters(ctx context.Context, dir string) (map[string]int64, error) {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	text, err := ccache(ctx, dir, "", "--print-stats")
+	if errors.Is(err, exec.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	counters := map[string]int64{}
+	for line := range strings.Lines(text) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), "\t"); ok {
+			if n, err := strconv.ParseInt(value, 10, 64); err == nil && n != 0 {
+				counters[name] = n
+			}
+		}
+	}
+	return counters, nil
+}
+
+func (a *app) printCacheStats(stats *cacheStats) error {
+	if len(stats.Rows) == 0 {
+		fmt.Fprintln(a.stdout, "no compiles were recorded here")
+		return nil
+	}
+	table := ui.NewTable("ROW", ">CALLS", ">SHARED", ">COMPILED", ">PAST THE CACHE", ">TIME")
+	reasons := map[string]int{}
+	for _, r := range stats.Rows {
+		table.Add(r.Row, ui.Number(r.Calls), ui.Number(r.Hits), ui.Number(r.Misses), ui.Number(r.Bypassed), ui.Duration(time.Duration(r.Seconds*float64(time.Second))))
+		for why, n := range r.Reasons {
+			reasons[why] += n
+		}
+	}
+	if err := table.Write(a.stdout, a.out); err != nil {
+		return err
+	}
+	fmt.Fprintf(a.stdout, "\n%s in all, %s of them different; the cache has %s\n", ui.Count(stats.Calls, "compile"), ui.Number(stats.Unique), ui.Bytes(stats.Bytes))
+	for _, why := range slices.Sorted(maps.Keys(reasons)) {
+		fmt.Fprintf(a.stdout, "past the cache %s: %s\n", ui.Count(reasons[why], "time"), why)
+	}
+	if c := stats.Counters; c != nil {
+		fmt.Fprintf(a.stdout, "ccache: %s hits, %s misses, %s from the remote cache since it was made\n",
+			ui.Number(int(c["direct_cache_hit"]+c["preprocessed_cache_hit"])), ui.Number(int(c["cache_miss"])), ui.Number(int(c["remote_storage_hit"])))
+	}
+	return nil
+}
+
+// explanation is why the keys of a file differ between two rows.
+type explanation struct {
+	File string              `json:"file"`
+	Rows [2]string           `json:"rows"`
+	Keys [2]string           `json:"keys"`
+	Same bool                `json:"same"`
+	Diff launcher.Difference `json:"difference"`
+}
+
+func (a *app) cacheExplainCommand(state *string) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "explain FILE ROW1 ROW2",
+		Short: "Say which input made the compiles of a file differ between two rows",
+		Long: `Compares what decided about a compile in two rows, as they were built last: the compiler, the arguments, and the
+bytes of every file that was read. FILE is a path below the source, or its end.`,
+		Example: "  kiln cache explain kernel.cu 'demo-*-cp311-*' 'demo-*-cp313-*'",
+		Args:    cobra.ExactArgs(3),
+		RunE: func(_ *cobra.Command, args []string) error {
+			all, err := build.ReadCalls(*state)
+			if err != nil {
+				return err
+			}
+			e := explanation{File: args[0]}
+			var units [2]*launcher.Unit
+			var rows [2]*launcher.Inputs
+			for i, name := range args[1:] {
+				if rows[i], err = findCalls(all, name); err != nil {
+					return err
+				}
+				unit, names := rows[i].Find(filepath.ToSlash(args[0]))
+				if unit == nil {
+					return noSuchFile(args[0], rows[i].Row, names)
+				}
+				units[i], e.Rows[i], e.Keys[i] = unit, rows[i].Row, unit.Key
+			}
+			e.File = strings.TrimPrefix(units[0].Source, launcher.CanonicalWork+"/source/")
+			e.Same = e.Keys[0] != "" && e.Keys[0] == e.Keys[1]
+			if !e.Same {
+				e.Diff = launcher.Explain(rows[0], rows[1], units[0], units[1])
+			}
+			if asJSON {
+				return a.printJSON(e)
+			}
+			for _, line := range e.lines(units) {
+				fmt.Fprintln(a.stdout, line)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func noSuchFile(file, row string, names []string) error {
+	if slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, file) }) {
+		return fmt.Errorf("%s fits %s in %s; name one: %s", file, ui.Count(len(names), "file"), row, strings.Join(names, ", "))
+	}
+	hint := "compiled were: " + strings.Join(names, ", ")
+	if near := diag.Suggest(file, names); near != "" {
+		hint = "did you mean " + near + "?"
+	}
+	return fmt.Errorf("%s did not compile %s\n  %s", row, file, hint)
+}
+
+// findCalls returns the calls of one row by its id or a pattern that fits one row only.
+func findCalls(all []*launcher.Inputs, name string) (*launcher.Inputs, error) {
+	var found []*launcher.Inputs
+	var ids []string
+	for _, in := range all {
+		ids = append(ids, in.Row)
+		if ok, err := path.Match(name, in.Row); err != nil {
+			return nil, fmt.Errorf("row %q: %w", name, err)
+		} else if ok {
+			found = append(found, in)
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		return nil, fmt.Errorf("%s fits %s; name one", name, ui.Count(len(found), "row"))
+	}
+	hint := "`kiln cache stats` lists the rows whose compiles were recorded"
+	if near := diag.Suggest(name, ids); near != "" {
+		hint = "did you mean " + near + "?"
+	}
+	return nil, fmt.Errorf("no compiles of a row %s are recorded here\n  %s", name, hint)
+}
+
+// lines says it for people.
+func (e *explanation) lines(units [2]*launcher.Unit) []string {
+	out := []string{e.File}
+	for i, row := range e.Rows {
+		u := units[i]
+		text := fmt.Sprintf("  %s: %s", row, u.Result)
+		if u.Why != "" {
+			text += ", " + u.Why
+		}
+		if u.Key != "" {
+			text += ", key " + u.Key
+		}
+		out = append(out, text)
+	}
+	d := e.Diff
+	switch {
+	case e.Same:
+		return append(out, "the keys are the same: one compile serves both")
+	case d.What == "compiler":
+		return append(out, "the compilers differ: "+d.Name, "  "+d.A, "  "+d.B)
+	case d.What == "argument":
+		return append(out, "the first argument that differs:", "  "+d.A, "  "+d.B)
+	case d.What == "file":
+		line := "the first file that differs: " + d.Name
+		if d.More > 0 {
+			line += fmt.Sprintf(" (and %s more)", ui.Number(d.More))
+		}
+		return append(out, line, "  "+d.A, "  "+d.B)
+	case e.Keys[0] == "" || e.Keys[1] == "":
+		return append(out, "there is nothing to compare: a compile that goes past the cache has no key")
+	}
+	return append(out, "compiler, arguments and files agree: the file may have been compiled twice in a row, with other arguments")
+}
+
+func (a *app) cacheGCCommand(state *string) *cobra.Command {
+	var size string
+	var older time.Duration
+	cmd := &cobra.Command{
+		Use:   "gc",
+		Short: "Remove what was not used for longest from the compile cache",
+		Example: `  kiln cache gc --max-size 10GB
+  kiln cache gc --older-than 720h`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := filepath.Abs(build.CacheDir(*state))
+			if err != nil {
+				return err
+			}
+			if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+				fmt.Fprintln(a.stdout, "there is no compile cache here")
+				return nil
+			}
+			before, err := cacheSize(dir)
+			if err != nil {
+				return err
+			}
+			if older > 0 {
+				if _, err = ccache(cmd.Context(), dir, "", "--evict-older-than", fmt.Sprintf("%ds", int(older.Seconds()))); err != nil {
+					return needCCache(err)
+				}
+			}
+			if size != "" {
+				n, err := matrix.ParseSize(size)
+				if err != nil {
+					return fmt.Errorf("--max-size: %w", err)
+				}
+				if _, err := ccache(cmd.Context(), dir, fmt.Sprintf("%dk", max(n/1000, 1)), "--cleanup"); err != nil {
+					return needCCache(err)
+				}
+			}
+			if size == "" && older == 0 {
+				return errors.New("say what is too much: --max-size SIZE or --older-than DURATION")
+			}
+			after, err := cacheSize(dir)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(a.stdout, "the compile cache had %s and has %s\n", ui.Bytes(before), ui.Bytes(after))
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&size, "max-size", "", "how large the cache may be, such as 10GB")
+	cmd.Flags().DurationVar(&older, "older-than", 0, "remove what was not used for so long, such as 720h")
+	return cmd
+}
+
+func needCCache(err error) error {
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("%w\n  install ccache on this machine; it is what knows its cache", err)
+	}
+	return err
+}

@@ -22,7 +22,7 @@ export KILN_PYTHON ?= $(CURDIR)/$(CACHE)/venv/bin/python
 export KILN_OLD_PIP_PYTHON ?= $(CURDIR)/$(CACHE)/venv-old-pip/bin/python
 export KILN_UV ?= $(CURDIR)/$(CACHE)/venv/bin/uv
 comma := ,
-export KILN_REQUIRE ?= python,cc,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple$(if $(CI),$(comma)podman$(comma)chromium$(comma)ccache)
+export KILN_REQUIRE ?= actionlint,python,cc,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple$(if $(CI),$(comma)podman$(comma)chromium$(comma)ccache)
 
 # Knobs, as in `make test PKG=./wheel/... RUN=TestVersion`.
 PKG ?= ./...
@@ -57,7 +57,7 @@ deps:
 TEST_FLAGS := -timeout 15m $(if $(RUN),-run '$(RUN)') $(if $(CI),-count=1 -shuffle=on)
 TEST_DIR := $(CACHE)/test
 .PHONY: test
-test: deps $(CACHE)/tools/gotestsum
+test: deps $(CACHE)/tools/gotestsum $(CACHE)/tools/actionlint
 	@mkdir -p $(TEST_DIR)
 	@status=0; \
 	$(CACHE)/tools/gotestsum --format pkgname --format-hide-empty-pkg --hide-summary=skipped \
@@ -87,6 +87,17 @@ e2e-images:
 e2e-build: export KILN_E2E := build
 e2e-build: deps e2e-images
 	$(GO) test ./build ./e2e -run '$(or $(RUN),^TestE2E|^TestKill)' -v -count=1 -timeout 3h
+
+## e2e-share: compile once for several Pythons, in containers; a remote cache; kills (RUN=TestX to limit)
+.PHONY: e2e-share
+e2e-share: export KILN_E2E := share
+e2e-share: export KILN_REQUIRE := ccache
+e2e-share: deps
+	@e2e/share-images.sh
+	@e2e/images.sh trixie-runtime
+	@scripts/sharedeps.sh
+	$(GO) test ./build/launcher -run '$(or $(RUN),^TestLauncherKill)' -v -count=1 -timeout 1h
+	$(GO) test ./e2e -run '$(or $(RUN),^TestE2EShare)' -v -count=1 -timeout 3h
 
 ## e2e-audit: compare audits with auditwheel, cuobjdump and the loader (KILN_AUDIT_PYTHON, KILN_AUDIT_PYTHONS, KILN_CUOBJDUMP; RUN=TestX)
 .PHONY: e2e-audit
@@ -120,8 +131,7 @@ e2e-toolchain: deps
 .PHONY: e2e-wine
 e2e-wine: export KILN_E2E := wine
 e2e-wine: deps
-	scripts/podman.sh
-	e2e/images.sh ci
+	e2e/images.sh trixie-runtime
 	$(GO) test ./e2e -run '^TestE2EWine$$' -v -count=1 -timeout 1h
 
 ## e2e-jit-exllamav2: compile exllamav2's own extension with kiln jit in a container, eight processes at once (EXLLAMAV2=checkout; half an hour of processor)
@@ -131,6 +141,18 @@ e2e-jit-exllamav2: export KILN_EXLLAMAV2 := $(EXLLAMAV2)
 e2e-jit-exllamav2: deps
 	e2e/images.sh trixie-torch26
 	$(GO) test ./e2e -run '^TestE2EJITExLlamaV2$$' -v -count=1 -timeout 4h
+
+## e2e-publish: publish to a real S3 server and a GitHub server with faults and kills, 200 times (RUN=TestX, KILN_PUBLISHES=200)
+.PHONY: e2e-publish
+e2e-publish: export KILN_E2E := publish
+e2e-publish: $(CACHE)/tools/versitygw
+	$(GO) test ./publish -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
+
+## e2e-workflow: run the generated workflow for real, on this machine, with nektos/act
+.PHONY: e2e-workflow
+e2e-workflow: export KILN_E2E := workflow
+e2e-workflow: deps build $(CACHE)/tools/act
+	$(GO) test ./publish -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
 
 ## check: what CI runs: lint, generate-check, cross, test, with the time of each
 CHECK_STEPS := lint generate-check cross test
@@ -220,6 +242,12 @@ bench-build: deps
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./scripts/benchbuild -dir $(CACHE)/bench $(if $(ROWS),-rows $(ROWS)) | tee $(CACHE)/bench/build.txt
 
+## bench-share: what the compiler launcher adds to a call, beside the same call without it (CALLS=200)
+.PHONY: bench-share
+bench-share: build
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./scripts/benchshare -kiln bin/kiln $(if $(CALLS),-runs $(CALLS)) | tee $(CACHE)/bench/share.txt
+
 ## bench-index: a static index of 100,000 files against dumb-pypi (FILES=100000)
 .PHONY: bench-index
 bench-index: deps build
@@ -255,6 +283,13 @@ bench-serve: deps build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./scripts/benchserve -python '$(KILN_PYTHON)' | tee $(CACHE)/bench/serve.txt
 
+## bench-publish: uploading 500 files of 1 MB and 4 of 500 MB to an S3 server, against plain HTTP uploads (FILES, LARGE)
+.PHONY: bench-publish
+bench-publish: $(CACHE)/tools/versitygw
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./scripts/benchpublish -server $(CACHE)/tools/versitygw -dir $(CACHE)/bench $(if $(FILES),-files $(FILES)) $(if $(LARGE),-large $(LARGE)) \
+	  | tee $(CACHE)/bench/publish.txt
+
 ## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=3)
 ROUNDS ?= 3
 .PHONY: bench-quant
@@ -282,6 +317,16 @@ gpu-bench:
 	@mkdir -p $(CACHE)/bench
 	@scripts/gpubench.sh $(CACHE)/bench
 
+## python-wheel: the Python package, built, audited, tested and published by kiln, then installed with pip (KILN=path of another kiln)
+.PHONY: python-wheel
+python-wheel: deps build
+	@scripts/pythonwheel.sh
+
+## gpu-python: the Python package with torch on this machine's GPU (PYTHON=interpreter with torch; ONLY=build makes what travels to one)
+.PHONY: gpu-python
+gpu-python:
+	@scripts/gpupython.sh $(CACHE)/gpu-python $(ONLY)
+
 ## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
 .PHONY: fuzz
 fuzz:
@@ -298,7 +343,16 @@ $(CACHE)/tools/golangci-lint: TOOL := github.com/golangci/golangci-lint/v2/cmd/g
 $(CACHE)/tools/gotestsum: TOOL := gotest.tools/gotestsum
 $(CACHE)/tools/gofumpt: TOOL := mvdan.cc/gofumpt
 $(CACHE)/tools/benchstat: TOOL := golang.org/x/perf/cmd/benchstat
-$(CACHE)/tools/golangci-lint $(CACHE)/tools/gotestsum $(CACHE)/tools/gofumpt $(CACHE)/tools/benchstat: $(TOOL_SOURCES)
+$(CACHE)/tools/actionlint: TOOL := github.com/rhysd/actionlint/cmd/actionlint
+$(CACHE)/tools/golangci-lint $(CACHE)/tools/gotestsum $(CACHE)/tools/gofumpt $(CACHE)/tools/benchstat $(CACHE)/tools/actionlint: $(TOOL_SOURCES)
 	@mkdir -p $(@D)
 	$(GO) build -C tools -trimpath -buildvcs=false -o ../$@ $(TOOL)
 	@touch $@
+
+# Servers and programs of the end-to-end tests are too large for tools/go.mod: they come from the module proxy, at
+# exact versions.
+$(CACHE)/tools/act: MODULE := github.com/nektos/act@v0.2.89
+$(CACHE)/tools/versitygw: MODULE := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+$(CACHE)/tools/act $(CACHE)/tools/versitygw:
+	@mkdir -p $(@D)
+	GOBIN=$(CURDIR)/$(CACHE)/tools GOFLAGS= $(GO) install -trimpath -ldflags '-s -w' $(MODULE)

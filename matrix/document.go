@@ -7,8 +7,8 @@ package matrix
 
 // Document is packages.yml as a whole.
 //
-// It has one map, `packages`. Keys that begin with `x-` are ignored, which gives
-// YAML anchors a place to live.
+// It has the map `packages`; `publish` and `workflow` are for what comes after the
+// build. Keys that begin with `x-` are ignored, which gives YAML anchors a place to live.
 type Document struct {
 	// What to build, by distribution name. Names are compared as PEP 503 says:
 	// `flash_attn` and `flash-attn` are the same package.
@@ -17,6 +17,17 @@ type Document struct {
 	//	  flash-attn:
 	//	    versions: ["2.8.3"]
 	Packages Map[Package] `json:"packages"`
+	// Where finished files go; docs/publish.md explains it.
+	//
+	//	publish:
+	//	  targets: {release: {github: octo/wheels}}
+	//	packages: {flash-attn: {versions: ["2.8.3"]}}
+	Publish Publish `json:"publish,omitempty"`
+	// What the generated hosted-CI workflow is made of; docs/workflow.md explains it.
+	//
+	//	workflow: {kiln: v0.1.0}
+	//	packages: {flash-attn: {versions: ["2.8.3"]}}
+	Workflow Workflow `json:"workflow,omitempty"`
 }
 
 // Package is one entry of `packages`.
@@ -535,4 +546,194 @@ type Resources struct {
 	//
 	//	wall_time: 2h
 	WallTime Duration `json:"wall_time,omitempty"`
+}
+
+// Publish says where finished files go.
+type Publish struct {
+	// Template of the tag that releases have. It may use `{package}`, `{version}`,
+	// `{date}` (such as 2026-08-01) and `{counter}`, which counts the releases of a
+	// day from 1. Default `v{version}`.
+	//
+	//	tag: "v{date}.{counter}"
+	Tag Text `json:"tag,omitempty"`
+	// Template of the release's title. Default `{package} {version}`.
+	//
+	//	title: "{version}"
+	Title Text `json:"title,omitempty"`
+	// The target of a `kiln publish` without `--to`. The default is the only one.
+	//
+	//	to: release
+	//	targets: {release: {github: octo/wheels}, here: {dir: public}}
+	To Text `json:"to,omitempty"`
+	// The places that files can be published to, by names of your choice.
+	//
+	//	targets:
+	//	  release: {github: octo/wheels}
+	//	  bucket: {s3: wheels, endpoint: "https://s3.example.org", url: "https://wheels.example.org/"}
+	Targets Map[PublishTarget] `json:"targets,omitempty"`
+	// The index that is brought up to date after a release.
+	//
+	//	index: {dir: site}
+	Index PublishIndex `json:"index,omitempty"`
+	// What `kiln publish --prune` keeps.
+	//
+	//	keep: {days: 90, releases: 5}
+	Keep Keep `json:"keep,omitempty"`
+	// Whether files are published whose test could not run, as it needs a GPU. The
+	// default is false.
+	//
+	//	untested: true
+	Untested Bool `json:"untested,omitempty"`
+
+	place
+}
+
+// PublishTarget is one place for files. It has exactly one of `github`, `dir`, `s3` and
+// `kiln`.
+type PublishTarget struct {
+	// Releases of a repository on GitHub. The token comes from GITHUB_TOKEN.
+	//
+	//	github: octo/wheels
+	GitHub Text `json:"github,omitempty"`
+	// A folder, relative to packages.yml.
+	//
+	//	dir: public
+	Dir Text `json:"dir,omitempty"`
+	// A bucket of an S3-compatible store. The keys come from AWS_ACCESS_KEY_ID and
+	// AWS_SECRET_ACCESS_KEY.
+	//
+	//	s3: wheels
+	S3 Text `json:"s3,omitempty"`
+	// The address of a kiln server. The token comes from KILN_TOKEN.
+	//
+	//	kiln: "https://wheels.example.org/"
+	Kiln Text `json:"kiln,omitempty"`
+	// The address of GitHub's API, for an installation of one's own, or of the S3-compatible
+	// store. Defaults are GitHub's and Amazon's.
+	//
+	//	s3: wheels
+	//	endpoint: "https://s3.example.org"
+	Endpoint Text `json:"endpoint,omitempty"`
+	// The region of a bucket. The default is found out.
+	//
+	//	s3: wheels
+	//	region: eu-central-1
+	Region Text `json:"region,omitempty"`
+	// The folder in a bucket.
+	//
+	//	s3: wheels
+	//	prefix: public/cuda
+	Prefix Text `json:"prefix,omitempty"`
+	// Where users find the folder or bucket, for the links of the index.
+	//
+	//	dir: public
+	//	url: "https://wheels.example.org/"
+	URL Text `json:"url,omitempty"`
+	// Whether releases on GitHub stay drafts. The default is false.
+	//
+	//	github: octo/wheels
+	//	draft: true
+	Draft Bool `json:"draft,omitempty"`
+	// Whether releases on GitHub are marked as pre-releases. The default is false.
+	//
+	//	github: octo/wheels
+	//	prerelease: true
+	Prerelease Bool `json:"prerelease,omitempty"`
+
+	place
+}
+
+// PublishIndex says how the index of published files is kept.
+type PublishIndex struct {
+	// The folder of the index, relative to packages.yml.
+	//
+	//	dir: site
+	Dir Text `json:"dir,omitempty"`
+	// The combination that `/simple/` shows of projects with several.
+	//
+	//	dir: site
+	//	default: cu128/torch2.9
+	Default Text `json:"default,omitempty"`
+	// A branch to which the index is pushed, as one commit without history.
+	//
+	//	dir: site
+	//	branch: gh-pages
+	Branch Text `json:"branch,omitempty"`
+	// The git remote of `branch`. Default `origin`.
+	//
+	//	dir: site
+	//	branch: gh-pages
+	//	remote: origin
+	Remote Text `json:"remote,omitempty"`
+
+	place
+}
+
+// Keep says which published files stay. What is older than `days` goes, and so does what
+// belongs to none of the newest `releases`; the newest file of each row always stays.
+type Keep struct {
+	// Files younger than this many days stay. The default is no limit.
+	//
+	//	days: 90
+	Days Int `json:"days,omitempty"`
+	// The files of this many newest releases stay. The default is no limit.
+	//
+	//	releases: 5
+	Releases Int `json:"releases,omitempty"`
+}
+
+// Workflow says what the generated hosted-CI workflow is made of.
+type Workflow struct {
+	// Its name. Default `wheels`.
+	//
+	//	name: Build wheels and release
+	Name Text `json:"name,omitempty"`
+	// How jobs get kiln: a version to install, or `path` if the runners have it. The default is
+	// the version that made the workflow.
+	//
+	//	kiln: v0.1.0
+	Kiln Text `json:"kiln,omitempty"`
+	// The labels of the runners for an `os`. The default is the name itself where GitHub hosts such
+	// runners, otherwise the newest hosted system of the same kind.
+	//
+	//	runners:
+	//	  debian-12: [self-hosted, debian]
+	Runners Map[OneOrMany[Text]] `json:"runners,omitempty"`
+	// Where rows are built, as in `kiln build --runner`: `docker`, `podman` or `host`. The default is docker for Linux
+	// rows with an image or a CUDA toolkit, and host for the others.
+	//
+	//	sandbox: host
+	Sandbox Sandbox `json:"sandbox,omitempty"`
+	// The labels of a runner with a GPU, on which every wheel is tested once more.
+	//
+	//	gpu_runner: [self-hosted, gpu]
+	GPURunner OneOrMany[Text] `json:"gpu_runner,omitempty"`
+	// Actions other than those that kiln pins, each by the hash of a commit.
+	//
+	//	actions:
+	//	  checkout: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1
+	Actions Map[Text] `json:"actions,omitempty"`
+	// What starts the workflow besides a person: `push` is a change of packages.yml on the main
+	// branch, `tag` is a version tag.
+	//
+	//	triggers: [push, tag]
+	Triggers OneOrMany[Trigger] `json:"triggers,omitempty"`
+	// The main branch. Default `main`.
+	//
+	//	branch: master
+	Branch Text `json:"branch,omitempty"`
+	// The MSVC toolset of Windows rows. Default `14.39`.
+	//
+	//	msvc: "14.39"
+	MSVC Version `json:"msvc,omitempty"`
+	// CUDA versions to install for Windows rows whose own version has no archives of components.
+	//
+	//	windows_cuda: {"12.1.0": "12.1.1"}
+	WindowsCUDA Map[Version] `json:"windows_cuda,omitempty"`
+	// How long one build job may take. Default 6h.
+	//
+	//	timeout: 5h
+	Timeout Duration `json:"timeout,omitempty"`
+
+	place
 }

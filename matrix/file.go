@@ -27,6 +27,8 @@ type File struct {
 
 	document *Document
 	packages []*pkg
+	publish  PublishSettings
+	workflow WorkflowSettings
 }
 
 // Parse reads packages.yml. It reports every mistake it finds, not only the first;
@@ -54,6 +56,8 @@ func Parse(name string, text []byte) (*File, diag.List) {
 		first[name] = e.Key
 		f.packages = append(f.packages, c.pkg(name, e.Key, &e.Value))
 	}
+	f.publish = c.publish(&doc.Publish)
+	f.workflow = c.workflow(&doc.Workflow)
 	list := withoutEchoes(unreadable, c.list)
 	list.Sort()
 	if list.HasErrors() {

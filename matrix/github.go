@@ -2,6 +2,8 @@ package matrix
 
 import (
 	"encoding/json"
+	"slices"
+	"strings"
 )
 
 // GitHubMaxJobs is how many jobs GitHub Actions makes from one matrix.
@@ -10,11 +12,11 @@ const GitHubMaxJobs = 256
 // gitHubMatrix is a value for strategy.matrix. The jobs are in Include, as every row
 // is its own combination.
 type gitHubMatrix struct {
-	Include []gitHubJob `json:"include"`
+	Include []GitHubJob `json:"include"`
 }
 
-// gitHubJob is what one job needs to know. `kiln build ROW` finds out the rest.
-type gitHubJob struct {
+// GitHubJob is what one job needs to know. `kiln build ROW` finds out the rest.
+type GitHubJob struct {
 	Row    string `json:"row"`
 	Name   string `json:"name"`
 	OS     string `json:"os"`
@@ -25,6 +27,69 @@ type gitHubJob struct {
 	Torch  string `json:"torch"`
 	Arch   string `json:"arch"`
 	Image  string `json:"image,omitempty"`
+	// RunsOn are the labels of the runner, as JSON: the matrix of a workflow has texts only, and fromJSON
+	// makes a list of it.
+	RunsOn string `json:"runs_on"`
+	// Sandbox is for `kiln build --runner`.
+	Sandbox string `json:"sandbox"`
+
+	platform string
+}
+
+// hostedRunners are the labels of runners that GitHub hosts (November 2026).
+var hostedRunners = []string{
+	"ubuntu-22.04", "ubuntu-24.04", "ubuntu-22.04-arm", "ubuntu-24.04-arm", "windows-2022", "windows-2025", "windows-11-arm",
+	"macos-14", "macos-15", "macos-15-intel", "macos-26",
+}
+
+// runsOn returns the labels of a runner for a row: those of the configuration, the name of the system if GitHub
+// has such runners, else the newest of the same kind, on which the row's container runs.
+func runsOn(r *Row, runners map[string][]string) []string {
+	if labels := runners[r.OS]; len(labels) > 0 {
+		return labels
+	}
+	if slices.Contains(hostedRunners, r.OS) {
+		return []string{r.OS}
+	}
+	arm := strings.HasSuffix(r.Platform, "aarch64") || strings.HasSuffix(r.Platform, "arm64")
+	switch {
+	case strings.HasPrefix(r.Platform, "win") && arm:
+		return []string{"windows-11-arm"}
+	case strings.HasPrefix(r.Platform, "win"):
+		return []string{"windows-2022"}
+	case strings.HasPrefix(r.Platform, "macosx") && arm:
+		return []string{"macos-15"}
+	case strings.HasPrefix(r.Platform, "macosx"):
+		return []string{"macos-15-intel"}
+	case arm:
+		return []string{"ubuntu-24.04-arm"}
+	}
+	return []string{"ubuntu-24.04"}
+}
+
+// IsWindows reports whether the job needs a Windows runner.
+func (j *GitHubJob) IsWindows() bool { return strings.HasPrefix(j.platform, "win") }
+
+// GitHubJobs returns a job for every row, in the order of the plan.
+func (p *Plan) GitHubJobs() []GitHubJob {
+	jobs := make([]GitHubJob, len(p.Rows))
+	for i := range p.Rows {
+		r := &p.Rows[i]
+		settings, _ := p.Settings(r.ID)
+		labels, _ := json.Marshal(runsOn(r, p.workflow.Runners)) // texts, cannot fail
+		sandbox := p.workflow.Sandbox
+		if sandbox == "" {
+			sandbox = "host"
+			if strings.HasPrefix(r.Platform, "linux") && (settings.Image != "" || r.CUDA != "") {
+				sandbox = "docker"
+			}
+		}
+		jobs[i] = GitHubJob{
+			Row: r.ID, Name: r.ID, OS: r.OS, Kind: r.Kind, Python: r.Python, CUDA: r.CUDA, ROCm: r.ROCm, Torch: r.Torch,
+			Arch: r.Arch, Image: settings.Image, RunsOn: string(labels), Sandbox: sandbox, platform: r.Platform,
+		}
+	}
+	return jobs
 }
 
 // GitHubMatrix returns the plan as JSON for a dynamic matrix of GitHub Actions.
@@ -34,19 +99,14 @@ type gitHubJob struct {
 // matrix whose jobs call a reusable workflow, which takes matrix.parts as its own
 // matrix. parts says how many matrices there are.
 func (p *Plan) GitHubMatrix() (text []byte, parts int, err error) {
-	matrices := []gitHubMatrix{{Include: []gitHubJob{}}}
-	for i := range p.Rows {
-		r := &p.Rows[i]
+	matrices := []gitHubMatrix{{Include: []GitHubJob{}}}
+	for _, job := range p.GitHubJobs() {
 		last := &matrices[len(matrices)-1]
 		if len(last.Include) == GitHubMaxJobs {
 			matrices = append(matrices, gitHubMatrix{})
 			last = &matrices[len(matrices)-1]
 		}
-		settings, _ := p.Settings(r.ID)
-		last.Include = append(last.Include, gitHubJob{
-			Row: r.ID, Name: r.ID, OS: r.OS, Kind: r.Kind, Python: r.Python, CUDA: r.CUDA, ROCm: r.ROCm, Torch: r.Torch,
-			Arch: r.Arch, Image: settings.Image,
-		})
+		last.Include = append(last.Include, job)
 	}
 	var value any = matrices[0]
 	if len(matrices) > 1 {

@@ -67,6 +67,7 @@ type Plan struct {
 	Estimate Estimate
 
 	settings map[string]origin
+	workflow WorkflowSettings
 }
 
 // Skip is a row that is not built, and why.
@@ -164,7 +165,7 @@ func (f *File) Plan(opts Options) *Plan {
 		opts.Compat = compat.Default()
 	}
 	p := &planner{
-		opts: opts, file: f, plan: &Plan{settings: map[string]origin{}},
+		opts: opts, file: f, plan: &Plan{settings: map[string]origin{}, workflow: f.workflow},
 		ids: map[string]int{}, files: map[string]int{}, hits: map[*rule]int{},
 		findings: map[findingKey]int{}, rows: map[int]int{},
 	}

@@ -86,6 +86,10 @@ type (
 	CUDACheck struct{ Text }
 	// AuditSeverity says how bad the findings of an audit rule are.
 	AuditSeverity struct{ Text }
+	// Sandbox is where rows are built.
+	Sandbox struct{ Text }
+	// Trigger is what starts a workflow.
+	Trigger struct{ Text }
 )
 
 // Entry is one key of a [Map].
@@ -127,6 +131,8 @@ func (CUDACheck) choices() []string    { return []string{"strict", "bypass"} }
 func (AuditSeverity) choices() []string {
 	return []string{"off", "note", "warning", "error"}
 }
+func (Trigger) choices() []string { return []string{"push", "tag"} }
+func (Sandbox) choices() []string { return []string{"docker", "podman", "host"} }
 
 // nodeDecoder is implemented by pointers to the types that decode themselves.
 type nodeDecoder interface {
@@ -239,6 +245,10 @@ func (r *RuntimeTorch) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &r.Tex
 func (u *CUDACheck) decodeNode(d *decoder, n *yaml.Node)    { d.choice(n, &u.Text, u.choices()) }
 
 func (a *AuditSeverity) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &a.Text, a.choices()) }
+
+func (s *Sandbox) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &s.Text, s.choices()) }
+
+func (t *Trigger) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &t.Text, t.choices()) }
 
 func (d *decoder) choice(n *yaml.Node, t *Text, known []string) {
 	before := len(d.list)

@@ -66,7 +66,9 @@ func (f *planFlags) register(cmd *cobra.Command) {
 // planned is a plan with what is needed to talk about it.
 type planned struct {
 	plan *matrix.Plan
-	file string
+	// config is what the plan was made from, nil if it could not be read.
+	config *matrix.File
+	file   string
 	// sources are the texts that diagnostics point into.
 	sources map[string][]byte
 }
@@ -120,6 +122,7 @@ func (f *planFlags) load(stdin io.Reader) (*planned, error) {
 		out.plan = &matrix.Plan{Findings: list}
 		return out, nil
 	}
+	out.config = file
 	out.plan = file.Plan(opts)
 	out.plan.Findings = append(list, out.plan.Findings...)
 	out.plan.Findings.Sort()

@@ -53,6 +53,7 @@ func TestScripts(t *testing.T) {
 	} else if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "python") {
 		t.Error("KILN_PYTHON is not set (KILN_REQUIRE has python)")
 	}
+	cudaRoot := sharingTools(t, python)
 	testscript.Run(t, testscript.Params{
 		Dir:                 filepath.Join("..", "..", "testdata", "script"),
 		UpdateScripts:       *update,
@@ -61,6 +62,7 @@ func TestScripts(t *testing.T) {
 		Cmds:                scriptCommands,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("EXAMPLES", examples)
+			env.Setenv("CUDA_ROOT", cudaRoot)
 			env.Setenv("PLATFORM", runtime.GOOS+"/"+runtime.GOARCH)
 			if python != "" {
 				env.Setenv("PYTHON", version)
@@ -71,12 +73,36 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Condition: func(name string) (bool, error) {
-			if name != "python" {
-				return false, fmt.Errorf("unknown condition %q", name)
+			switch name {
+			case "python":
+				return python != "", nil
+			case "sharing":
+				return cudaRoot != "", nil
 			}
-			return python != "", nil
+			return false, fmt.Errorf("unknown condition %q", name)
 		},
 	})
+}
+
+// sharingTools returns the root of the CUDA toolkit among the packages of an interpreter, or "" if it or ccache is missing.
+func sharingTools(t *testing.T, python string) string {
+	t.Helper()
+	found, _ := filepath.Glob(filepath.Join(filepath.Dir(python), "..", "lib", "python3*", "site-packages", "nvidia", "cu13", "bin", "nvcc"))
+	_, err := exec.LookPath("ccache")
+	required := strings.Split(os.Getenv("KILN_REQUIRE"), ",")
+	if len(found) == 0 || python == "" {
+		if slices.Contains(required, "nvcc") {
+			t.Error("the packages of KILN_PYTHON have no nvcc (KILN_REQUIRE has nvcc)")
+		}
+		return ""
+	}
+	if err != nil {
+		if slices.Contains(required, "ccache") {
+			t.Errorf("%v (KILN_REQUIRE has ccache)", err)
+		}
+		return ""
+	}
+	return filepath.Dir(filepath.Dir(found[0]))
 }
 
 var scriptCommands = map[string]func(ts *testscript.TestScript, neg bool, args []string){
@@ -319,7 +345,7 @@ func scriptParts(ts *testscript.TestScript, neg bool, args []string) {
 		for _, job := range part.Include {
 			got = append(got, job["row"])
 			names := slices.Sorted(maps.Keys(job))
-			if diff := cmp.Diff([]string{"arch", "cuda", "kind", "name", "os", "python", "rocm", "row", "torch"}, names); diff != "" {
+			if diff := cmp.Diff([]string{"arch", "cuda", "kind", "name", "os", "python", "rocm", "row", "runs_on", "sandbox", "torch"}, names); diff != "" {
 				ts.Fatalf("keys of a job (-want +got):\n%s", diff)
 			}
 		}

@@ -94,6 +94,14 @@ func document(owner, example string) (string, error) {
 	switch owner {
 	case "Document":
 		return example, nil
+	case "Publish", "Workflow":
+		return "packages: {demo: {versions: [\"1.0\"]}}\n" + strings.ToLower(owner) + ":\n" + indent(2, ""), nil
+	case "PublishTarget":
+		return "packages: {demo: {versions: [\"1.0\"]}}\npublish:\n  targets:\n    there:\n" + indent(6, ""), nil
+	case "PublishIndex":
+		return "packages: {demo: {versions: [\"1.0\"]}}\npublish:\n  index:\n" + indent(4, ""), nil
+	case "Keep":
+		return "packages: {demo: {versions: [\"1.0\"]}}\npublish:\n  keep:\n" + indent(4, ""), nil
 	case "Package":
 		body = indent(4, "")
 		if keys["versions"] == nil && keys["version_from"] == nil {

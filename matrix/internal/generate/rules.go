@@ -194,6 +194,14 @@ var defaults = map[string]string{
 	"Build.Network":        "false",
 	"Build.CUDACheck":      "strict",
 	"Test.Timeout":         "10m",
+	"Publish.Tag":          "v{version}",
+	"Publish.Title":        "{package} {version}",
+	"Publish.Untested":     "false",
+	"PublishIndex.Remote":  "origin",
+	"Workflow.Name":        "wheels",
+	"Workflow.Branch":      "main",
+	"Workflow.MSVC":        "14.39",
+	"Workflow.Timeout":     "6h",
 }
 
 // leftOut says in words what a missing key means, where it is not one fixed value.
@@ -236,6 +244,21 @@ var leftOut = map[string]string{
 	"Test.Image":       "the image of the build, `-runtime` for `-devel`",
 
 	"TorchSource.System": "`false`",
+
+	"Publish.To":               "the only target",
+	"PublishTarget.Endpoint":   "GitHub's or Amazon's",
+	"PublishTarget.Region":     "found out",
+	"PublishTarget.Draft":      "`false`",
+	"PublishTarget.Prerelease": "`false`",
+	"Keep.Days":                "no limit",
+	"Keep.Releases":            "no limit",
+	"Workflow.Kiln":            "the version that made the workflow",
+	"Workflow.Runners":         "hosted runners of the same kind",
+	"Workflow.Sandbox":         "docker for rows with an image or CUDA, else host",
+	"Workflow.GPURunner":       "no such test",
+	"Workflow.Actions":         "those that kiln pins",
+	"Workflow.Triggers":        "only by hand",
+	"Workflow.WindowsCUDA":     "as the row says",
 }
 
 // part is a struct as the manual presents it.
@@ -262,6 +285,11 @@ var parts = []part{
 	{"Patch", "A patch", "build.patches[].", "A patch", "patch", "patches"},
 	{"Test", "How to test", "test.", "`test`", "map", "maps"},
 	{"Resources", "What a build may use", "resources.", "`resources`", "map", "maps"},
+	{"Publish", "Where files go", "publish.", "`publish`", "map", "maps"},
+	{"PublishTarget", "A target", "publish.targets.NAME.", "A target", "target", "targets"},
+	{"PublishIndex", "The index of published files", "publish.index.", "`publish.index`", "map", "maps"},
+	{"Keep", "What is kept", "publish.keep.", "`publish.keep`", "map", "maps"},
+	{"Workflow", "The hosted workflow", "workflow.", "`workflow`", "map", "maps"},
 }
 
 // partOf returns the part for a struct, or nil.

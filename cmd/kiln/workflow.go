@@ -1,0 +1,352 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/fsx"
+	children "github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/publish"
+)
+
+func (a *app) workflowCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "workflow",
+		Short: "Write the hosted-CI workflow, and do its steps",
+		Long: `Writes the workflow with which hosted CI plans, builds, tests and publishes what packages.yml says. The other
+commands are steps of that workflow; they write to the files that GITHUB_OUTPUT and GITHUB_STEP_SUMMARY name, and to the
+terminal where there are none.`,
+		Example: "  kiln workflow github --write",
+	}
+	cmd.AddCommand(a.workflowGitHubCommand(), a.workflowPrepareCommand(), a.workflowSummaryCommand(), a.workflowFreeDiskCommand(), a.workflowCUDACommand())
+	return cmd
+}
+
+// workflowPath is where GitHub looks for workflows.
+const workflowPath = ".github/workflows/kiln.yml"
+
+// loadPlan plans, and shows what is wrong.
+func (a *app) loadPlan(flags *planFlags) (*planned, error) {
+	p, err := flags.load(a.stdin)
+	if err != nil {
+		return nil, err
+	}
+	if p.plan.Findings.HasErrors() {
+		a.printDiagnostics(p.plan.Findings, p.sources)
+		return nil, &diag.ListError{Diagnostics: p.plan.Findings}
+	}
+	return p, nil
+}
+
+func (a *app) workflowGitHubCommand() *cobra.Command {
+	var flags planFlags
+	var write bool
+	var output string
+	cmd := &cobra.Command{
+		Use:   "github",
+		Short: "Print or write the workflow for GitHub Actions",
+		Long: `Makes a workflow with a job that plans, one build job per row (Linux in containers, Windows on Windows runners),
+release, index and Pages. Run it in the root of the repository, and again after packages.yml has changed its
+operating systems, targets or workflow settings.`,
+		Example: `  kiln workflow github
+  kiln workflow github --write`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			p, err := a.loadPlan(&flags)
+			if err != nil {
+				return err
+			}
+			text, err := publish.NewWorkflow(publish.WorkflowOptions{
+				Plan: p.plan, Workflow: p.config.Workflow(), Publish: p.config.Publish(), File: filepath.ToSlash(flags.file), Version: kilnVersion(),
+			})
+			if err != nil {
+				return err
+			}
+			a.warnRows(p.plan)
+			if !write {
+				_, err = a.stdout.Write(text)
+				return err
+			}
+			name := filepath.FromSlash(output)
+			if old, err := os.ReadFile(name); err == nil && string(old) == string(text) {
+				fmt.Fprintf(a.stdout, "%s is up to date\n", output)
+				return nil
+			} else if err == nil && !strings.Contains(string(old), "kiln workflow github") {
+				return fmt.Errorf("%s was not made by kiln\n  move it away, or give another name with --output", output)
+			}
+			if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
+				return err
+			}
+			if err := fsx.WriteFile(name, text, 0o666); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.stdout, "%s written\n", output)
+			return nil
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().BoolVar(&write, "write", false, "write the file instead of printing it")
+	cmd.Flags().StringVar(&output, "output", workflowPath, "the `file` to write")
+	return cmd
+}
+
+// warnRows says which rows hosted runners cannot build as they are.
+func (a *app) warnRows(plan *matrix.Plan) {
+	rocm, windows := 0, 0
+	for _, j := range plan.GitHubJobs() {
+		if j.ROCm != "" && j.Image == "" && j.Sandbox == "host" {
+			rocm++
+		}
+		if j.IsWindows() {
+			windows++
+		}
+	}
+	if rocm > 0 {
+		fmt.Fprintf(a.stderr, "kiln: note: %s for ROCm have no image and would be built on a runner without ROCm; set image: {rocm: …}\n", ui.Count(rocm, "row"))
+	}
+	if windows > 0 {
+		fmt.Fprintf(a.stderr, "kiln: note: %s need Windows runners; that part of the workflow is checked by actionlint, not by running it\n", ui.Count(windows, "row"))
+	}
+}
+
+// ciFile appends to a file that a variable of the runner names, or else prints.
+func (a *app) ciFile(variable, text string) error {
+	name := os.Getenv(variable)
+	if name == "" {
+		_, err := fmt.Fprint(a.stdout, text)
+		return err
+	}
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+	if err != nil {
+		return fmt.Errorf("%s: %w", variable, err)
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Close())
+}
+
+func (a *app) workflowPrepareCommand() *cobra.Command {
+	var flags planFlags
+	var release string
+	cmd := &cobra.Command{
+		Use:   "prepare",
+		Short: "Step of the workflow: plan, and hand a matrix to every build job",
+		Long: `Plans the rows and writes a matrix for every build job to GITHUB_OUTPUT. A version that cannot be found, a row that
+cannot work and a wrong input end the run here, before the first build.`,
+		Example: "  kiln workflow prepare --release 0",
+		Args:    cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if release != "0" && release != "1" {
+				return fmt.Errorf("--release %q: use 0 or 1", release)
+			}
+			p, err := a.loadPlan(&flags)
+			if err != nil {
+				return err
+			}
+			var out, summary strings.Builder
+			jobs := publish.WorkflowJobs(p.plan)
+			for _, j := range jobs {
+				text, err := j.Matrix()
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(&out, "%s=%s\n", j.ID, text)
+			}
+			// The workflow has as many jobs as its plan needed when it was made.
+			if text, err := os.ReadFile(filepath.FromSlash(workflowPath)); err == nil {
+				for _, j := range jobs {
+					if !strings.Contains(string(text), "\n  "+j.ID+":\n") {
+						return fmt.Errorf("the workflow has no job %s, which %s need\n  run `kiln workflow github --write` and commit it", j.ID, ui.Count(len(j.Rows), "row"))
+					}
+				}
+			}
+			fmt.Fprintf(&summary, "### Plan\n\n%s, %d skipped, %d not selected. Release: %s.\n\n| row | files | runner |\n| --- | --- | --- |\n",
+				ui.Count(len(p.plan.Rows), "row"), len(p.plan.Skipped), p.plan.Unselected, release)
+			for i, j := range p.plan.GitHubJobs() {
+				fmt.Fprintf(&summary, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(p.plan.Rows[i].Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
+			}
+			if err := a.ciFile("GITHUB_OUTPUT", out.String()); err != nil {
+				return err
+			}
+			return a.ciFile("GITHUB_STEP_SUMMARY", summary.String())
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().StringVar(&release, "release", "0", "the run's input of that name: 0 or 1")
+	complete(cmd, "release", "0", "1")
+	return cmd
+}
+
+func (a *app) workflowSummaryCommand() *cobra.Command {
+	var flags publishingFlags
+	cmd := &cobra.Command{
+		Use:     "summary [ROW…]",
+		Short:   "Step of the workflow: a table of rows for the summary of a job",
+		Example: "  kiln workflow summary",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p := &publication{app: a, flags: &flags, dir: filepath.Dir(flags.plan.file)}
+			var err error
+			if p.planned, err = a.loadPlan(&flags.plan); err != nil {
+				return err
+			}
+			p.settings = p.planned.config.Publish()
+			flags.noSide = true
+			rows, err := a.selectRows(p.planned, args)
+			if err != nil {
+				return err
+			}
+			p.planned.plan.Rows, p.planned.plan.Skipped = rows, nil
+			inv, err := p.inventory(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return a.ciFile("GITHUB_STEP_SUMMARY", summaryTable(inv))
+		},
+	}
+	flags.plan.register(cmd)
+	cmd.Flags().StringVar(&flags.dist, "dist", "", "the `folder` with finished files (default: dist beside packages.yml)")
+	cmd.Flags().StringVar(&flags.state, "state", "", "the `folder` with the journal of builds (default: .kiln beside packages.yml)")
+	return cmd
+}
+
+// summaryTable is Markdown.
+func summaryTable(inv *publish.Inventory) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "### Rows\n\n%d of %d are built, tested and audited.\n\n| row | state | test | GPU code | size |\n| --- | --- | --- | --- | --- |\n", inv.Count(publish.RowReady), len(inv.Rows))
+	for _, r := range inv.Rows {
+		test, archs, size := "", "", int64(0)
+		for _, u := range inv.Units {
+			if u.Row.ID == r.ID {
+				test, size = u.Record.Test.Result, size+u.File.Size
+				archs = cmp.Or(archs, u.Archs)
+			}
+		}
+		state := r.State
+		if r.Reason != "" {
+			state += ": " + strings.NewReplacer("|", `\|`, "\n", " ").Replace(r.Reason)
+		}
+		sizeText := ""
+		if size > 0 {
+			sizeText = ui.Bytes(size)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.ID, state, test, archs, sizeText)
+	}
+	return b.String()
+}
+
+// spareFolders are what hosted runners have and builds of wheels do not need: Android SDK, .NET, Haskell, the tool
+// cache, CodeQL and the like.
+var spareFolders = []string{
+	"/usr/local/lib/android", "/usr/share/dotnet", "/opt/ghc", "/usr/local/.ghcup", "/opt/hostedtoolcache/CodeQL",
+	"/opt/hostedtoolcache/Java_Temurin-Hotspot_jdk", "/opt/hostedtoolcache/Ruby", "/opt/hostedtoolcache/PyPy", "/usr/share/swift", "/usr/local/share/powershell",
+	"/usr/local/share/chromium", "/usr/local/julia*",
+}
+
+func (a *app) workflowFreeDiskCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "free-disk",
+		Short:   "Step of the workflow: remove what hosted runners have too much of",
+		Long:    "Removes large folders that builds do not need, on runners that GitHub hosts and nowhere else.",
+		Example: "  kiln workflow free-disk",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Getenv("GITHUB_ACTIONS") != "true" || os.Getenv("RUNNER_ENVIRONMENT") != "github-hosted" {
+				return errors.New("this is no runner that GitHub hosts; nothing is removed from other machines")
+			}
+			before, err := fsx.FreeSpace("/")
+			if err != nil {
+				return err
+			}
+			if err := a.removeFolders(cmd.Context(), spareFolders); err != nil {
+				return err
+			}
+			after, err := fsx.FreeSpace("/")
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(a.stdout, "%s were free, %s are\n", ui.Bytes(before), ui.Bytes(after))
+			return nil
+		},
+	}
+}
+
+func (a *app) removeFolders(ctx context.Context, patterns []string) error {
+	argv := []string{"sudo", "-n", "rm", "-rf", "--"}
+	for _, pattern := range patterns {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		argv = append(argv, found...)
+	}
+	if len(argv) == 5 {
+		return nil
+	}
+	c := children.Cmd{Argv: argv, Env: os.Environ(), Stdout: a.stdout, Stderr: a.stderr}
+	_, err := c.Run(ctx)
+	return err
+}
+
+func (a *app) workflowCUDACommand() *cobra.Command {
+	var flags planFlags
+	var dir, source string
+	cmd := &cobra.Command{
+		Use:   "cuda ROW",
+		Short: "Step of the workflow: put the CUDA toolkit of a Windows row together",
+		Long: `Fetches the redistributable archives of the row's CUDA version, checks their hashes, unpacks them into one folder, and tells
+later steps about it through GITHUB_ENV and GITHUB_PATH. workflow.windows_cuda of packages.yml names another version where NVIDIA has no
+archives of the row's own.`,
+		Example: "  kiln workflow cuda exllamav2-0.3.2-cu128-torch2.9.0-cp313-win_amd64",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := a.loadPlan(&flags)
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(p.plan.Rows, func(r matrix.Row) bool { return r.ID == args[0] })
+			if i < 0 {
+				return fmt.Errorf("the plan has no row %s", args[0])
+			}
+			wanted := p.plan.Rows[i].CUDA
+			if wanted == "" {
+				return fmt.Errorf("the row %s has no CUDA toolkit", args[0])
+			}
+			version := cmp.Or(p.config.Workflow().WindowsCUDA[wanted], wanted)
+			if version != wanted {
+				fmt.Fprintf(a.stderr, "kiln: warning: the row says CUDA %s and is built with %s\n", wanted, version)
+			}
+			if dir == "" {
+				dir = filepath.Join(cmp.Or(os.Getenv("RUNNER_TEMP"), os.TempDir()), "cuda-"+version)
+			}
+			toolkit, err := publish.InstallCUDA(cmd.Context(), publish.CUDAOptions{Version: version, Source: source, Dir: dir, Retry: publish.Retry{Log: a.log}})
+			if err != nil {
+				return err
+			}
+			table := ui.NewTable("COMPONENT", "VERSION", "SHA-256")
+			for _, c := range toolkit.Components {
+				table.Add(c.Name, c.Version, c.SHA256)
+			}
+			if err := table.Write(a.stdout, a.out); err != nil {
+				return err
+			}
+			if err := a.ciFile("GITHUB_ENV", fmt.Sprintf("CUDA_PATH=%s\nCUDA_HOME=%s\nDISTUTILS_USE_SDK=1\n", dir, dir)); err != nil {
+				return err
+			}
+			return a.ciFile("GITHUB_PATH", filepath.Join(dir, "bin")+"\n")
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().StringVar(&dir, "to", "", "the `folder` for the toolkit (default: one for temporary files)")
+	cmd.Flags().StringVar(&source, "source", "", "the `address` of the archives (default NVIDIA's)")
+	return cmd
+}

@@ -1,0 +1,269 @@
+package publish
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// States of a row in an [Inventory].
+const (
+	RowReady    = "ready"    // built, tested and audited
+	RowMissing  = "missing"  // no record in dist/
+	RowFailed   = "failed"   // built here without success
+	RowStale    = "stale"    // built from an older configuration
+	RowUntested = "untested" // its test did not run
+	RowRejected = "rejected" // test, audit or files are not as they must be
+	RowSkipped  = "skipped"  // left out by the plan
+)
+
+// Names of the files that go with a wheel.
+const (
+	metadataSuffix   = ".metadata"     // PEP 658
+	provenanceSuffix = ".intoto.jsonl" // in-toto statement, in a DSSE envelope if signed
+	sbomSuffix       = ".cdx.json"     // CycloneDX
+)
+
+// RowState says what is to be said of one row before anything is uploaded.
+type RowState struct {
+	ID     string   `json:"id"`
+	State  string   `json:"state"`
+	Reason string   `json:"reason,omitempty"`
+	Files  []string `json:"files,omitempty"`
+}
+
+// Unit is one distribution with what goes with it. Its files are published together.
+type Unit struct {
+	Row    matrix.Row
+	Record *Record
+	// File is the wheel or sdist.
+	File LocalFile
+	// Side are metadata, provenance and bill of materials of a wheel.
+	Side []LocalFile
+	// Archs are the GPU architectures that the audit found, "8.0 9.0+PTX".
+	Archs string
+	// Warnings are those of build and audit.
+	Warnings []string
+}
+
+// Inventory is what there is to publish.
+type Inventory struct {
+	Units []Unit
+	Rows  []RowState
+	// Strangers are files in the folder that belong to no row.
+	Strangers []string
+}
+
+// Count returns how many rows have one of the states.
+func (inv *Inventory) Count(states ...string) int {
+	n := 0
+	for i := range inv.Rows {
+		if slices.Contains(states, inv.Rows[i].State) {
+			n++
+		}
+	}
+	return n
+}
+
+// InventoryOptions are options of [ReadInventory].
+type InventoryOptions struct {
+	// Untested allows rows whose test did not run.
+	Untested bool
+	// Failures are reasons of rows that failed here, by id.
+	Failures map[string]string
+	// Skipped are rows that the plan left out.
+	Skipped []matrix.Skip
+	// Statement are options of the statements about wheels.
+	Statement StatementOptions
+	// NoSide leaves out what goes with wheels.
+	NoSide bool
+}
+
+// ReadInventory reads a dist folder and says of every row of the plan whether it can be published.
+// Every file is hashed and compared with its record: what is published is what was tested.
+func ReadInventory(ctx context.Context, dist string, rows []matrix.Row, opts InventoryOptions) (*Inventory, error) {
+	states := make([]RowState, len(rows))
+	units := make([][]Unit, len(rows))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range rows {
+		group.Go(func() error {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			var err error
+			states[i], units[i], err = readRow(dist, &rows[i], &opts)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	inv := &Inventory{Rows: states, Units: slices.Concat(units...)}
+	for _, s := range opts.Skipped {
+		inv.Rows = append(inv.Rows, RowState{ID: s.Row.ID, State: RowSkipped, Reason: s.Reason})
+	}
+	known := map[string]bool{}
+	for i := range inv.Rows {
+		for _, f := range inv.Rows[i].Files {
+			known[f] = true
+		}
+	}
+	entries, err := os.ReadDir(dist)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		if name := e.Name(); isDistribution(name) && !known[name] {
+			inv.Strangers = append(inv.Strangers, name)
+		}
+	}
+	return inv, nil
+}
+
+func isDistribution(name string) bool {
+	return strings.HasSuffix(name, ".whl") || strings.HasSuffix(name, ".tar.gz")
+}
+
+func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []Unit, error) {
+	state := RowState{ID: row.ID, Files: row.Files()}
+	end := func(s, format string, args ...any) (RowState, []Unit, error) {
+		state.State, state.Reason = s, fmt.Sprintf(format, args...)
+		return state, nil, nil
+	}
+	record, err := ReadRecord(filepath.Join(dist, "records", row.ID+".json"))
+	if reason, failed := opts.Failures[row.ID]; failed && errors.Is(err, fs.ErrNotExist) {
+		return end(RowFailed, "%s", reason)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return end(RowMissing, "there is no record of a build")
+	case err != nil:
+		return end(RowRejected, "%v", err)
+	case record.Recipe.Row.Digest != row.Digest:
+		return end(RowStale, "it was built from another configuration; run kiln build")
+	}
+	var names []string
+	for _, f := range record.Files {
+		names = append(names, f.Name)
+	}
+	if !slices.Equal(slices.Sorted(slices.Values(names)), slices.Sorted(slices.Values(state.Files))) {
+		return end(RowRejected, "the record has the files %s", strings.Join(names, ", "))
+	}
+	archs, warnings := "", record.Warnings
+	if len(record.Audit) > 0 {
+		var report audit.Report
+		if err := json.Unmarshal(record.Audit, &report); err != nil {
+			return end(RowRejected, "the audit cannot be read: %v", err)
+		}
+		if report.Worst() == audit.Error {
+			return end(RowRejected, "the audit has an error: %s", report.Findings[0].Message)
+		}
+		archs = report.Archs()
+	} else if slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, ".whl") }) {
+		return end(RowRejected, "it was not audited")
+	}
+	switch {
+	case record.Test.Result == "passed":
+	case record.Test.Result == "not run" && opts.Untested:
+		warnings = append(slices.Clone(warnings), "not tested: "+record.Test.Why)
+	case record.Test.Result == "not run":
+		return end(RowUntested, "%s", record.Test.Why)
+	default:
+		return end(RowRejected, "the test is %q", record.Test.Result)
+	}
+	if record.Recipe.Settings.CUDACheck == "bypass" {
+		warnings = append(slices.Clone(warnings), "the comparison of CUDA versions was switched off for this build")
+	}
+	var units []Unit
+	for _, f := range record.Files {
+		path := filepath.Join(dist, f.Name)
+		sum, size, err := hashFile(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return end(RowMissing, "%s is gone", f.Name)
+		case err != nil:
+			return state, nil, err
+		case sum != f.SHA256 || size != f.Size:
+			return end(RowRejected, "%s is not the file that was tested", f.Name)
+		}
+		u := Unit{Row: *row, Record: record, File: LocalFile{Name: f.Name, Size: size, SHA256: sum, Path: path}, Warnings: warnings}
+		if strings.HasSuffix(f.Name, ".whl") {
+			u.Archs = archs
+			if !opts.NoSide {
+				if u.Side, err = sideFiles(&u, &opts.Statement); err != nil {
+					return end(RowRejected, "%v", err)
+				}
+			}
+		}
+		units = append(units, u)
+	}
+	state.State = RowReady
+	return state, units, nil
+}
+
+// sideFiles makes what goes with a wheel.
+func sideFiles(u *Unit, opts *StatementOptions) ([]LocalFile, error) {
+	metadata, err := readMetadata(u.File.Path)
+	if err != nil {
+		return nil, err
+	}
+	statement, err := NewStatement(u.Record, RecordFile{Name: u.File.Name, SHA256: u.File.SHA256, Size: u.File.Size}, opts)
+	if err != nil {
+		return nil, err
+	}
+	sbom, err := NewSBOM(u.Record, RecordFile{Name: u.File.Name, SHA256: u.File.SHA256, Size: u.File.Size}, opts)
+	if err != nil {
+		return nil, err
+	}
+	return []LocalFile{
+		dataFile(u.File.Name+metadataSuffix, metadata), dataFile(u.File.Name+provenanceSuffix, statement), dataFile(u.File.Name+sbomSuffix, sbom),
+	}, nil
+}
+
+func dataFile(name string, data []byte) LocalFile {
+	sum := sha256.Sum256(data)
+	return LocalFile{Name: name, Size: int64(len(data)), SHA256: hex.EncodeToString(sum[:]), Data: data}
+}
+
+// readMetadata returns the METADATA of a wheel as it is in the archive.
+func readMetadata(path string) ([]byte, error) {
+	w, err := wheel.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	f, err := w.OpenFile(w.DistInfo() + "/METADATA")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
+
+func hashFile(path string) (sum string, size int64, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	size, err = io.Copy(h, f)
+	return hex.EncodeToString(h.Sum(nil)), size, err
+}

@@ -1,0 +1,269 @@
+package publish
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// KilnOptions are options of [NewKiln].
+type KilnOptions struct {
+	// URL is the address of the server, that of its index.
+	URL string
+	// Token is one of `kiln serve token create`.
+	Token string
+	// Projects are those that List looks at.
+	Projects []string
+	// Transport carries the requests; nil means a new one with usual settings.
+	Transport http.RoundTripper
+	// Retry says how patient the target is.
+	Retry Retry
+}
+
+// kilnServer is an index that `kiln serve` serves. It has no releases, checks what it gets, and never
+// replaces a file.
+type kilnServer struct {
+	opts   KilnOptions
+	root   *url.URL
+	client *http.Client
+	retry  Retry
+}
+
+// NewKiln returns a kiln server as a target. It is flat: its files are in the release with the empty
+// tag.
+func NewKiln(opts KilnOptions) (Target, error) {
+	u, err := url.Parse(slash(opts.URL))
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("kiln server %q: want an address such as https://wheels.example.org/", opts.URL)
+	}
+	transport := opts.Transport
+	if transport == nil {
+		transport = http.DefaultTransport.(*http.Transport).Clone()
+	}
+	return &kilnServer{opts: opts, root: u, client: &http.Client{Transport: statusTransport{transport}}, retry: opts.Retry}, nil
+}
+
+// statusTransport turns answers that ask for another attempt into errors.
+type statusTransport struct{ http.RoundTripper }
+
+func (t statusTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := t.RoundTripper.RoundTrip(r)
+	if err == nil && (resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusRequestTimeout) {
+		defer resp.Body.Close()
+		return nil, newHTTPError(resp)
+	}
+	return resp, err
+}
+
+func (t *kilnServer) String() string { return "kiln:" + t.root.String() }
+
+func (t *kilnServer) Limits() Limits { return Limits{WheelsOnly: true, Flat: true, NoOverwrite: true} }
+
+func (t *kilnServer) Base(string) string { return "" }
+
+func (t *kilnServer) List(ctx context.Context, _ func(string) bool) ([]Release, error) {
+	r := Release{Created: time.Unix(0, 0).UTC()} // always finished
+	for _, project := range t.opts.Projects {
+		files, err := t.files(ctx, project)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", t, err)
+		}
+		for _, f := range files {
+			r.Files = append(r.Files, remoteIndexed(f))
+		}
+	}
+	if len(r.Files) == 0 {
+		return nil, nil
+	}
+	slices.SortFunc(r.Files, func(a, b RemoteFile) int { return strings.Compare(a.Name, b.Name) })
+	return []Release{r}, nil
+}
+
+func remoteIndexed(f *index.File) RemoteFile {
+	return RemoteFile{Name: f.Filename, Size: f.Size, SHA256: f.SHA256.String(), Uploaded: f.UploadTime}
+}
+
+func (t *kilnServer) files(ctx context.Context, project string) (files []*index.File, err error) {
+	err = t.retry.do(ctx, "list "+project, func() error {
+		remote, err := index.OpenRemote(ctx, t.client, t.root.String())
+		if err != nil {
+			return err
+		}
+		files, err = remote.Files(ctx, project)
+		if errors.Is(err, index.ErrNoProject) {
+			return nil
+		}
+		return err
+	})
+	return files, err
+}
+
+// Begin and Finish have nothing to do: the server keeps its own books.
+func (t *kilnServer) Begin(context.Context, Release) error { return nil }
+
+func (t *kilnServer) Finish(context.Context, Release) error { return nil }
+
+func (t *kilnServer) Upload(ctx context.Context, tag string, f LocalFile, progress func(int64)) (RemoteFile, error) {
+	head, tail, boundary, err := uploadForm(f)
+	if err != nil {
+		return RemoteFile{}, err
+	}
+	from, err := f.open()
+	if err != nil {
+		return RemoteFile{}, err
+	}
+	defer from.Close()
+	refused := 0
+	err = t.retry.do(ctx, "upload "+f.Name, func() error {
+		if _, err := from.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		body := io.MultiReader(bytes.NewReader(head), &progressReader{Reader: io.LimitReader(from, f.Size), tell: progress}, bytes.NewReader(tail))
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.root.JoinPath("legacy/").String(), body)
+		if err != nil {
+			return err
+		}
+		req.ContentLength = int64(len(head)) + f.Size + int64(len(tail))
+		req.Header.Set("Content-Type", "multipart/form-data; boundary="+boundary)
+		if t.opts.Token != "" {
+			req.SetBasicAuth("__token__", t.opts.Token)
+		}
+		resp, err := t.client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode == http.StatusOK {
+			_, err := io.Copy(io.Discard, resp.Body)
+			return err
+		}
+		answer := newHTTPError(resp)
+		switch {
+		case strings.Contains(answer.text, "already exists"):
+			return fmt.Errorf("%w: %s", ErrExists, strings.TrimSpace(answer.text))
+		case strings.Contains(answer.text, "ended before its end"), strings.Contains(answer.text, "the file that arrived has"):
+			return errAgain{answer} // cut off or changed on the way
+		case answer.status == http.StatusBadRequest:
+			// The form itself may have been changed on the way; the second time it is meant.
+			if refused++; refused == 1 {
+				return errAgain{answer}
+			}
+		}
+		return answer
+	})
+	if err != nil {
+		return RemoteFile{}, err
+	}
+	return t.Stat(ctx, tag, f.Name)
+}
+
+// uploadForm is what stands before and after the bytes of a file.
+func uploadForm(f LocalFile) (head, tail []byte, boundary string, err error) {
+	fields := [][2]string{{":action", "file_upload"}, {"protocol_version", "1"}, {"metadata_version", "2.1"}, {"sha256_digest", f.SHA256}}
+	if strings.HasSuffix(f.Name, ".whl") {
+		w, err := wheel.ParseFilename(f.Name)
+		if err != nil {
+			return nil, nil, "", err
+		}
+		fields = append(fields, [2]string{"filetype", "bdist_wheel"}, [2]string{"pyversion", strings.Join(w.Python, ".")}, [2]string{"name", w.Name}, [2]string{"version", w.Version.String()})
+	} else {
+		s, err := wheel.ParseSdistName(f.Name)
+		if err != nil {
+			return nil, nil, "", err
+		}
+		fields = append(fields, [2]string{"filetype", "sdist"}, [2]string{"pyversion", "source"}, [2]string{"name", s.Name}, [2]string{"version", s.Version.String()})
+	}
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	for _, field := range fields {
+		if err := w.WriteField(field[0], field[1]); err != nil {
+			return nil, nil, "", err
+		}
+	}
+	if _, err := w.CreateFormFile("content", f.Name); err != nil {
+		return nil, nil, "", err
+	}
+	n := b.Len()
+	if err := w.Close(); err != nil {
+		return nil, nil, "", err
+	}
+	return b.Bytes()[:n:n], b.Bytes()[n:], w.Boundary(), nil
+}
+
+func project(name string) (string, error) {
+	if w, err := wheel.ParseFilename(name); err == nil {
+		return w.Name, nil
+	}
+	s, err := wheel.ParseSdistName(name)
+	return s.Name, err
+}
+
+func (t *kilnServer) find(ctx context.Context, name string) (*index.File, error) {
+	p, err := project(name)
+	if err != nil {
+		return nil, err
+	}
+	files, err := t.files(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(files, func(f *index.File) bool { return f.Filename == name })
+	if i < 0 {
+		return nil, fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+	}
+	return files[i], nil
+}
+
+func (t *kilnServer) Stat(ctx context.Context, _, name string) (RemoteFile, error) {
+	f, err := t.find(ctx, name)
+	if err != nil {
+		return RemoteFile{}, err
+	}
+	return remoteIndexed(f), nil
+}
+
+func (t *kilnServer) Open(ctx context.Context, _, name string) (io.ReadCloser, error) {
+	f, err := t.find(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	var out io.ReadCloser
+	err = t.retry.do(ctx, "read "+name, func() error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.URL(""), nil)
+		if err != nil {
+			return err
+		}
+		resp, err := t.client.Do(req)
+		if err != nil {
+			return err
+		}
+		if resp.StatusCode != http.StatusOK {
+			defer resp.Body.Close()
+			return newHTTPError(resp)
+		}
+		out = resp.Body
+		return nil
+	})
+	return out, err
+}
+
+func (t *kilnServer) Remove(context.Context, string, string) error {
+	return errors.New("a kiln server takes no removals; run `kiln index remove` where it is")
+}
+
+// Lock has nothing to do: the server takes one change at a time, each as a whole.
+func (t *kilnServer) Lock(context.Context, Owner) (func() error, error) {
+	return func() error { return nil }, nil
+}

@@ -1,0 +1,303 @@
+package publish
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// What a plan does with a file.
+const (
+	DoUpload  = "upload"
+	DoPresent = "present" // the same bytes are there
+	DoCheck   = "check"   // it is there, and the target cannot tell its hash: read it
+	DoReplace = "replace" // other bytes are there, and may be replaced
+	DoRefuse  = "refuse"  // other bytes are there, or it is too large
+)
+
+// unknownSum stands for the hash of a file of which the target does not know it.
+const unknownSum = "unknown"
+
+// Action is what a plan does with one file.
+type Action struct {
+	Do   string    `json:"do"`
+	Tag  string    `json:"tag"`
+	File LocalFile `json:"file"`
+	Why  string    `json:"why,omitempty"`
+	// Old is the hash of what is replaced or refused.
+	Old string `json:"old,omitempty"`
+	// Unit is the distribution that the file belongs to; it equals File.Name for the
+	// distribution itself.
+	Unit string `json:"unit"`
+
+	// leftover says that what is replaced was never published.
+	leftover bool
+}
+
+// PlannedRelease is a release that a plan touches or looks at.
+type PlannedRelease struct {
+	Tag   string `json:"tag"`
+	Title string `json:"title"`
+	New   bool   `json:"new"`
+
+	pkg, version string
+}
+
+// Plan is what a publication does: a value that can be printed and compared.
+type Plan struct {
+	Target   string           `json:"target"`
+	Releases []PlannedRelease `json:"releases"`
+	Actions  []Action         `json:"actions"`
+	Rows     []RowState       `json:"rows"`
+	// Strangers are files that belong to no row.
+	Strangers []string `json:"strangers,omitempty"`
+
+	existing []Release
+}
+
+// Count returns how many actions are of these kinds.
+func (p *Plan) Count(kinds ...string) int {
+	n := 0
+	for i := range p.Actions {
+		if slices.Contains(kinds, p.Actions[i].Do) {
+			n++
+		}
+	}
+	return n
+}
+
+// Bytes returns how many bytes are to be uploaded.
+func (p *Plan) Bytes() int64 {
+	var n int64
+	for i := range p.Actions {
+		if do := p.Actions[i].Do; do == DoUpload || do == DoReplace {
+			n += p.Actions[i].File.Size
+		}
+	}
+	return n
+}
+
+// Missing returns the rows of which nothing is published.
+func (p *Plan) Missing() []RowState {
+	return slices.DeleteFunc(slices.Clone(p.Rows), func(r RowState) bool { return r.State == RowReady || r.State == RowSkipped })
+}
+
+// PlanOptions are options of [NewPlan].
+type PlanOptions struct {
+	// Tag and Title are templates. Default "v{version}" and "{package} {version}".
+	Tag, Title string
+	// Overwrite replaces files that are published with other bytes.
+	Overwrite bool
+	// Now is the time for dates in tags.
+	Now time.Time
+}
+
+func (o *PlanOptions) tag() string   { return cmp.Or(o.Tag, "v{version}") }
+func (o *PlanOptions) title() string { return cmp.Or(o.Title, "{package} {version}") }
+
+// Families returns a function that says which releases a plan for the inventory has to see.
+func Families(inv *Inventory, limits Limits, opts PlanOptions) (func(tag string) bool, error) {
+	if limits.Flat {
+		return func(string) bool { return true }, nil
+	}
+	families, err := inv.families(&opts)
+	if err != nil {
+		return nil, err
+	}
+	return func(tag string) bool {
+		for _, f := range families {
+			if f.match(tag) {
+				return true
+			}
+		}
+		return false
+	}, nil
+}
+
+type familyKey struct{ pkg, version string }
+
+func (inv *Inventory) families(opts *PlanOptions) (map[familyKey]*family, error) {
+	out := map[familyKey]*family{}
+	for i := range inv.Units {
+		r := &inv.Units[i].Row
+		key := familyKey{r.Package, r.Version}
+		if out[key] == nil {
+			f, err := newFamily(opts.tag(), r.Package, r.Version)
+			if err != nil {
+				return nil, err
+			}
+			out[key] = f
+		}
+	}
+	return out, nil
+}
+
+// NewPlan compares what there is to publish with what the target has. It is a pure function: equal
+// inputs give equal plans.
+func NewPlan(target string, limits Limits, inv *Inventory, existing []Release, opts PlanOptions) (*Plan, error) {
+	p := &Plan{Target: target, Rows: inv.Rows, Strangers: inv.Strangers, existing: existing}
+	families, err := inv.families(&opts)
+	if err != nil {
+		return nil, err
+	}
+	keys := slices.SortedFunc(maps.Keys(families), func(a, b familyKey) int {
+		return cmp.Or(strings.Compare(a.pkg, b.pkg), strings.Compare(a.version, b.version))
+	})
+	// How many files each release has, with those of this plan.
+	count := map[string]int{}
+	for i := range existing {
+		count[existing[i].Tag] = len(existing[i].Files)
+	}
+	used := map[string]*PlannedRelease{}
+	for _, key := range keys {
+		d := &differ{plan: p, limits: limits, opts: &opts, family: families[key], count: count, used: used}
+		for i := range existing {
+			if limits.Flat || d.family.match(existing[i].Tag) {
+				d.releases = append(d.releases, existing[i])
+			}
+		}
+		for i := range inv.Units {
+			if u := &inv.Units[i]; u.Row.Package == key.pkg && u.Row.Version == key.version {
+				if err := d.unit(u); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	for _, tag := range slices.Sorted(maps.Keys(used)) {
+		p.Releases = append(p.Releases, *used[tag])
+	}
+	return p, nil
+}
+
+// differ plans the files of one package and version.
+type differ struct {
+	plan     *Plan
+	limits   Limits
+	opts     *PlanOptions
+	family   *family
+	releases []Release
+	count    map[string]int
+	used     map[string]*PlannedRelease
+	fresh    string // tag for new files, once chosen
+}
+
+// find returns where a file is published.
+func (d *differ) find(name string) (tag string, file *RemoteFile) {
+	for i := range d.releases {
+		if f := d.releases[i].File(name); f != nil {
+			return d.releases[i].Tag, f
+		}
+	}
+	return "", nil
+}
+
+func (d *differ) add(a Action) {
+	if d.used[a.Tag] == nil {
+		isNew := !slices.ContainsFunc(d.releases, func(r Release) bool { return r.Tag == a.Tag })
+		title := d.family.fill(d.opts.title(), d.opts.Now, 1)
+		if n := d.family.group(a.Tag, "part"); n != "" {
+			title += ", part " + n
+		}
+		d.used[a.Tag] = &PlannedRelease{Tag: a.Tag, Title: title, New: isNew, pkg: d.family.pkg, version: d.family.version}
+	}
+	d.plan.Actions = append(d.plan.Actions, a)
+}
+
+// unit plans a distribution with what goes with it.
+func (d *differ) unit(u *Unit) error {
+	side := u.Side
+	if d.limits.WheelsOnly {
+		side = nil
+	}
+	if limit := d.limits.FileBytes; limit > 0 && u.File.Size > limit {
+		d.add(Action{Do: DoRefuse, Tag: d.family.render(d.opts.Now, 1), File: u.File, Unit: u.File.Name, Why: fmt.Sprintf("it has %d bytes, and the target takes files of up to %d", u.File.Size, limit)})
+		return nil
+	}
+	tag, have := d.find(u.File.Name)
+	main := Action{Tag: tag, File: u.File, Unit: u.File.Name}
+	switch {
+	case have == nil:
+		main.Do = DoUpload
+		if err := d.place(&main, 1+len(side)); err != nil {
+			return err
+		}
+	case have.Size == u.File.Size && have.SHA256 == u.File.SHA256:
+		main.Do = DoPresent
+	case have.Size == u.File.Size && have.SHA256 == "":
+		main.Do = DoCheck
+	case d.opts.Overwrite && !d.limits.NoOverwrite:
+		main.Do, main.Old = DoReplace, cmp.Or(have.SHA256, unknownSum)
+	default:
+		main.Do, main.Old = DoRefuse, cmp.Or(have.SHA256, unknownSum)
+		main.Why = "it is published with other bytes; give the build another version or build number, or say --overwrite"
+		if d.limits.NoOverwrite {
+			main.Why = "it is published with other bytes, and this target never replaces a file"
+		}
+	}
+	// What goes with a file comes first: who sees the file finds it complete.
+	for _, f := range side {
+		a := Action{Do: DoUpload, Tag: main.Tag, File: f, Unit: u.File.Name}
+		if main.Do == DoRefuse {
+			break
+		}
+		if tag, have := d.find(f.Name); have != nil && tag == main.Tag {
+			switch {
+			case have.Size == f.Size && have.SHA256 == f.SHA256:
+				a.Do = DoPresent
+			case main.Do == DoReplace:
+				a.Do, a.Old = DoReplace, cmp.Or(have.SHA256, unknownSum)
+			case main.Do == DoUpload:
+				// Left over from a run that was killed before it came to the file itself.
+				a.Do, a.leftover = DoReplace, true
+			default:
+				// The same file was built or tested again: its first papers stay.
+				a.Do, a.Why = DoPresent, "the first one stays"
+			}
+		} else if main.Do != DoUpload {
+			d.count[main.Tag]++
+		}
+		d.add(a)
+	}
+	d.add(main)
+	return nil
+}
+
+// place chooses the release for n new files.
+func (d *differ) place(a *Action, n int) error {
+	if d.limits.Flat {
+		return nil
+	}
+	// A leftover of an earlier run says where the rest belongs.
+	for i := range d.releases {
+		r, left := &d.releases[i], 0
+		for _, f := range r.Files {
+			if strings.HasPrefix(f.Name, a.File.Name+".") {
+				left++
+			}
+		}
+		if left > 0 {
+			d.count[r.Tag] += n - left
+			a.Tag = r.Tag
+			return nil
+		}
+	}
+	if d.fresh == "" {
+		tag, err := d.family.next(d.releases, d.opts.Now)
+		if err != nil {
+			return err
+		}
+		d.fresh = tag
+	}
+	for i := 1; ; i++ {
+		tag := part(d.fresh, i)
+		if limit := d.limits.ReleaseFiles; limit == 0 || d.count[tag]+n <= limit {
+			d.count[tag] += n
+			a.Tag = tag
+			return nil
+		}
+	}
+}

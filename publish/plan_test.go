@@ -1,0 +1,391 @@
+package publish_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/publish"
+	"github.com/kiln-build/kiln/publish/publishtest"
+)
+
+var noon = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
+
+// unit makes a distribution with what goes with it.
+func unit(version, name string) publish.Unit {
+	file := func(name string) publish.LocalFile {
+		return publish.LocalFile{Name: name, Size: int64(len(name)), SHA256: publishtest.Sum([]byte(name)), Data: []byte(name)}
+	}
+	return publish.Unit{
+		Row: matrix.Row{ID: "demo-" + version + "-cpu-" + name, Package: "demo", Version: version}, Record: &publish.Record{},
+		File: file(name), Side: []publish.LocalFile{file(name + ".metadata")},
+	}
+}
+
+func remote(f publish.LocalFile) publish.RemoteFile {
+	return publish.RemoteFile{Name: f.Name, Size: f.Size, SHA256: f.SHA256, Uploaded: noon}
+}
+
+// actions writes a plan as lines.
+func actions(p *publish.Plan) []string {
+	out := []string{}
+	for _, a := range p.Actions {
+		out = append(out, a.Do+" "+a.Tag+" "+a.File.Name)
+	}
+	return out
+}
+
+func TestPlan(t *testing.T) {
+	a, b := unit("1.0", "a.whl"), unit("1.0", "b.whl")
+	there := publish.Release{Tag: "v1.0", Created: noon, Files: []publish.RemoteFile{remote(a.File), remote(a.Side[0])}}
+	other := there
+	other.Files = []publish.RemoteFile{{Name: "a.whl", Size: 5, SHA256: "other"}, remote(a.Side[0])}
+	silent := there
+	silent.Files = []publish.RemoteFile{{Name: "a.whl", Size: 5}, remote(a.Side[0])}
+	papers := there
+	papers.Files = []publish.RemoteFile{remote(a.File), {Name: "a.whl.metadata", Size: 1, SHA256: "first"}}
+	half := publish.Release{Tag: "v1.0", Files: []publish.RemoteFile{{Name: "a.whl.metadata", Size: 1, SHA256: "cut"}}}
+	tests := []struct {
+		name     string
+		existing []publish.Release
+		limits   publish.Limits
+		opts     publish.PlanOptions
+		want     []string
+	}{
+		{name: "nothing there", want: []string{"upload v1.0 a.whl.metadata", "upload v1.0 a.whl", "upload v1.0 b.whl.metadata", "upload v1.0 b.whl"}},
+		{name: "half there", existing: []publish.Release{there}, want: []string{"present v1.0 a.whl.metadata", "present v1.0 a.whl", "upload v1.0 b.whl.metadata", "upload v1.0 b.whl"}},
+		{name: "other bytes", existing: []publish.Release{other}, want: []string{"refuse v1.0 a.whl", "upload v1.0 b.whl.metadata", "upload v1.0 b.whl"}},
+		{name: "overwrite", existing: []publish.Release{other}, opts: publish.PlanOptions{Overwrite: true}, want: []string{"present v1.0 a.whl.metadata", "replace v1.0 a.whl", "upload v1.0 b.whl.metadata", "upload v1.0 b.whl"}},
+		{name: "never overwrite", existing: []publish.Release{other}, limits: publish.Limits{NoOverwrite: true}, opts: publish.PlanOptions{Overwrite: true}, want: []string{"refuse v1.0 a.whl", "upload v1.0 b.whl.metadata", "upload v1.0 b.whl"}},
+		{name: "no hash", existing: []publish.Release{silent}, want: []string{"present v1.0 a.whl.metadata", "check v1.0 a.whl", "upload v1.0 b.whl.metadata", "upload v1.0 b.whl"}},
+		{name: "the first papers stay", existing: []publish.Release{papers}, want: []string{"present v1.0 a.whl.metadata", "present v1.0 a.whl", "upload v1.0 b.whl.metadata", "upload v1.0 b.whl"}},
+		{name: "left over", existing: []publish.Release{half}, want: []string{"replace v1.0 a.whl.metadata", "upload v1.0 a.whl", "upload v1.0 b.whl.metadata", "upload v1.0 b.whl"}},
+		{name: "too large", limits: publish.Limits{FileBytes: 4}, want: []string{"refuse v1.0 a.whl", "refuse v1.0 b.whl"}},
+		{name: "wheels only", limits: publish.Limits{WheelsOnly: true, Flat: true}, want: []string{"upload  a.whl", "upload  b.whl"}},
+		{name: "split", limits: publish.Limits{ReleaseFiles: 3}, want: []string{"upload v1.0 a.whl.metadata", "upload v1.0 a.whl", "upload v1.0-part2 b.whl.metadata", "upload v1.0-part2 b.whl"}},
+		{name: "date", opts: publish.PlanOptions{Tag: "v{date}.{counter}"}, want: []string{"upload v2026-08-01.1 a.whl.metadata", "upload v2026-08-01.1 a.whl", "upload v2026-08-01.1 b.whl.metadata", "upload v2026-08-01.1 b.whl"}},
+		{
+			name: "second release of a day", opts: publish.PlanOptions{Tag: "v{date}.{counter}"},
+			existing: []publish.Release{{Tag: "v2026-08-01.1", Created: noon, Files: there.Files}},
+			want:     []string{"present v2026-08-01.1 a.whl.metadata", "present v2026-08-01.1 a.whl", "upload v2026-08-01.2 b.whl.metadata", "upload v2026-08-01.2 b.whl"},
+		},
+		{
+			name: "a release of yesterday that was not finished", opts: publish.PlanOptions{Tag: "v{date}.{counter}"},
+			existing: []publish.Release{{Tag: "v2026-07-31.3", Files: there.Files}},
+			want:     []string{"present v2026-07-31.3 a.whl.metadata", "present v2026-07-31.3 a.whl", "upload v2026-07-31.3 b.whl.metadata", "upload v2026-07-31.3 b.whl"},
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			test.opts.Now = noon
+			p, err := publish.NewPlan("t", test.limits, &publish.Inventory{Units: []publish.Unit{a, b}}, test.existing, test.opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(test.want, actions(p)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+	_, err := publish.NewPlan("t", publish.Limits{}, &publish.Inventory{Units: []publish.Unit{b}}, []publish.Release{{Tag: "v2026-08-01", Created: noon}}, publish.PlanOptions{Tag: "v{date}", Now: noon})
+	if err == nil || !strings.Contains(err.Error(), "{counter}") {
+		t.Errorf("two releases on one day: %v", err)
+	}
+	for _, tag := range []string{"v {version}", "a/b", "-x", "x..y", "x.lock"} {
+		if _, err := publish.NewPlan("t", publish.Limits{}, &publish.Inventory{Units: []publish.Unit{a}}, nil, publish.PlanOptions{Tag: tag, Now: noon}); err == nil {
+			t.Errorf("the tag %q was taken", tag)
+		}
+	}
+}
+
+// TestPlanProperties: a plan loses no file, puts none into two releases, keeps units together and within the limit; and
+// what it did is a plan with nothing to do.
+func TestPlanProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limits := publish.Limits{ReleaseFiles: rapid.IntRange(2, 7).Draw(t, "limit")}
+		opts := publish.PlanOptions{Now: noon, Tag: rapid.SampledFrom([]string{"v{version}", "{package}-{version}", "v{date}.{counter}"}).Draw(t, "tag")}
+		inv := &publish.Inventory{}
+		for i := range rapid.IntRange(1, 12).Draw(t, "units") {
+			inv.Units = append(inv.Units, unit(rapid.SampledFrom([]string{"1.0", "2.0"}).Draw(t, "version"), fmt.Sprintf("f%d.whl", i)))
+		}
+		state := map[string]*publish.Release{}
+		apply := func(p *publish.Plan, n int) []publish.Release {
+			for _, a := range p.Actions[:min(n, len(p.Actions))] {
+				if state[a.Tag] == nil {
+					state[a.Tag] = &publish.Release{Tag: a.Tag, Created: noon}
+				}
+				if state[a.Tag].File(a.File.Name) == nil {
+					state[a.Tag].Files = append(state[a.Tag].Files, remote(a.File))
+				}
+			}
+			var out []publish.Release
+			for _, r := range state {
+				out = append(out, *r)
+			}
+			return out
+		}
+		p, err := publish.NewPlan("t", limits, inv, nil, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Cut off anywhere, then to the end.
+		existing := apply(p, rapid.IntRange(0, len(p.Actions)).Draw(t, "cut"))
+		if p, err = publish.NewPlan("t", limits, inv, existing, opts); err != nil {
+			t.Fatal(err)
+		}
+		existing = apply(p, len(p.Actions))
+		where := map[string]string{}
+		for _, r := range existing {
+			if len(r.Files) > limits.ReleaseFiles {
+				t.Fatalf("%s has %d files, limit %d", r.Tag, len(r.Files), limits.ReleaseFiles)
+			}
+			for _, f := range r.Files {
+				if where[f.Name] != "" {
+					t.Fatalf("%s is in %s and %s", f.Name, where[f.Name], r.Tag)
+				}
+				where[f.Name] = r.Tag
+			}
+		}
+		for _, u := range inv.Units {
+			if where[u.File.Name] == "" || where[u.File.Name] != where[u.Side[0].Name] {
+				t.Fatalf("%s is in %q, and what goes with it in %q", u.File.Name, where[u.File.Name], where[u.Side[0].Name])
+			}
+		}
+		if p, err = publish.NewPlan("t", limits, inv, existing, opts); err != nil || p.Count(publish.DoPresent) != len(p.Actions) {
+			t.Fatalf("a second plan does something: %v, %v", actions(p), err)
+		}
+	})
+}
+
+func TestPrune(t *testing.T) {
+	day := 24 * time.Hour
+	release := func(tag string, age time.Duration, names ...string) publish.Release {
+		r := publish.Release{Tag: tag, Created: noon.Add(-age)}
+		for _, n := range names {
+			r.Files = append(r.Files, publish.RemoteFile{Name: n, Uploaded: noon.Add(-age)})
+		}
+		return r
+	}
+	releases := []publish.Release{
+		release("v1", 100*day, "demo-1-cp311-cp311-linux_x86_64.whl", "demo-1-cp311-cp311-linux_x86_64.whl.metadata", "demo-1-cp310-cp310-linux_x86_64.whl"),
+		release("v2", 50*day, "demo-2-cp311-cp311-linux_x86_64.whl"),
+		release("v3", day, "demo-3-cp311-cp311-linux_x86_64.whl", "notes.txt"),
+	}
+	for _, test := range []struct {
+		keep publish.Keep
+		want []string
+	}{
+		{publish.Keep{}, nil},
+		{publish.Keep{Age: 90 * day}, []string{"demo-1-cp311-cp311-linux_x86_64.whl", "demo-1-cp311-cp311-linux_x86_64.whl.metadata"}},
+		{publish.Keep{Releases: 1}, []string{"demo-1-cp311-cp311-linux_x86_64.whl", "demo-1-cp311-cp311-linux_x86_64.whl.metadata", "demo-2-cp311-cp311-linux_x86_64.whl"}},
+		{publish.Keep{Releases: 3, Age: 200 * day}, nil},
+	} {
+		var got []string
+		for _, r := range publish.PlanPrune(releases, test.keep, noon) {
+			got = append(got, r.File.Name)
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", test.keep, diff)
+		}
+	}
+}
+
+// TestNotes: notes are made of the facts, and always the same.
+func TestNotes(t *testing.T) {
+	p := publishtest.NewProject(t, `
+packages:
+  demo:
+    versions: ["1.0"]
+    matrix:
+      - {cuda: "12.8.1", torch: "2.9.0", python: ["3.12", "3.13"], arch: "8.0 9.0+PTX"}
+    include: [{kind: sdist, python: "3.12"}]
+`, 10)
+	must(t, os.Remove(p.Record(&p.Plan.Rows[1])))
+	inv := p.Inventory(t)
+	inv.Units[0].Archs, inv.Units[0].Warnings = "8.0 9.0+PTX", []string{"arch-extra: more | than asked"}
+	inv.Rows = append(inv.Rows, publish.RowState{ID: "demo-1.0-cu118-torch2.9.0-cp312-linux_x86_64", State: publish.RowSkipped, Reason: "excluded"})
+	target, err := publish.NewDir(filepath.Join(t.TempDir(), "public"), publish.DirOptions{URL: "https://wheels.example.org/"})
+	must(t, err)
+	result, err := publish.Run(t.Context(), target, inv, publish.Options{PlanOptions: publish.PlanOptions{Now: noon}, Owner: "tester", Notes: publish.NotesOptions{IndexURL: "https://index.example.org"}})
+	must(t, err)
+	golden(t, "notes.md", []byte(result.Releases[0].Notes))
+}
+
+// TestRecordOfBuild: what package build writes is what this package reads.
+func TestRecordOfBuild(t *testing.T) {
+	p := publishtest.NewProject(t, publishtest.Document, 10)
+	for i := range p.Plan.Rows {
+		theirs, err := build.ReadRecord(p.Dist, p.Plan.Rows[i].ID)
+		must(t, err)
+		ours, err := publish.ReadRecord(p.Record(&p.Plan.Rows[i]))
+		must(t, err)
+		if theirs.Recipe.Row != ours.Recipe.Row || theirs.Test.Result != ours.Test.Result || len(theirs.Files) != len(ours.Files) || theirs.Files[0].SHA256 != ours.Files[0].SHA256 {
+			t.Errorf("build reads %+v, publish reads %+v", theirs, ours)
+		}
+	}
+}
+
+// TestInventory: every reason not to publish a row.
+func TestInventory(t *testing.T) {
+	p := publishtest.NewProject(t, publishtest.Document, 10)
+	row := &p.Plan.Rows[0]
+	edit := func(old, now string) {
+		text, err := os.ReadFile(p.Record(row))
+		must(t, err)
+		if !strings.Contains(string(text), old) {
+			t.Fatalf("the record has no %s", old)
+		}
+		must(t, os.WriteFile(p.Record(row), []byte(strings.ReplaceAll(string(text), old, now)), 0o666))
+	}
+	for name, test := range map[string]struct {
+		change func()
+		state  string
+	}{
+		"ready":         {func() {}, publish.RowReady},
+		"no record":     {func() { must(t, os.Remove(p.Record(row))) }, publish.RowMissing},
+		"test failed":   {func() { edit(`"passed"`, `"failed"`) }, publish.RowRejected},
+		"not tested":    {func() { edit(`"passed"`, `"not run"`) }, publish.RowUntested},
+		"audit error":   {func() { edit(`"findings": []`, `"findings": [{"rule": "x", "severity": "error", "message": "no"}]`) }, publish.RowRejected},
+		"not audited":   {func() { edit(`"audit": {`, `"audited": {`) }, publish.RowRejected},
+		"older":         {func() { edit(row.Digest, strings.Repeat("0", len(row.Digest))) }, publish.RowStale},
+		"file gone":     {func() { must(t, os.Remove(filepath.Join(p.Dist, row.Files()[0]))) }, publish.RowMissing},
+		"file changed":  {func() { must(t, os.WriteFile(filepath.Join(p.Dist, row.Files()[0]), []byte("x"), 0o666)) }, publish.RowRejected},
+		"record broken": {func() { must(t, os.WriteFile(p.Record(row), []byte("{"), 0o666)) }, publish.RowRejected},
+	} {
+		p.Finish(t, row, "", 10)
+		test.change()
+		inv, err := publish.ReadInventory(t.Context(), p.Dist, p.Plan.Rows[:1], publish.InventoryOptions{})
+		must(t, err)
+		if inv.Rows[0].State != test.state || (len(inv.Units) > 0) != (test.state == publish.RowReady) {
+			t.Errorf("%s: %+v, want %s", name, inv.Rows[0], test.state)
+		}
+	}
+}
+
+// TestRetryWaits: the pauses are those that the server asks for, in the time of the bubble.
+func TestRetryWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		n := 0
+		err := publish.RetryDo(t.Context(), publish.Retry{}, func() error {
+			if n++; n < 3 {
+				return publish.NewTestHTTPError(503, 90*time.Second)
+			}
+			return nil
+		})
+		if waited := time.Since(start); err != nil || waited != 3*time.Minute {
+			t.Errorf("waited %s, %v; want 3m", waited, err)
+		}
+		start, n = time.Now(), 0
+		err = publish.RetryDo(t.Context(), publish.Retry{Tries: 5}, func() error { n++; return publish.NewTestHTTPError(502, 0) })
+		if waited := time.Since(start); err == nil || n != 5 || waited < 3*time.Second || waited > 20*time.Second {
+			t.Errorf("%d attempts in %s, %v", n, waited, err)
+		}
+		n = 0
+		if err = publish.RetryDo(t.Context(), publish.Retry{}, func() error { n++; return publish.NewTestHTTPError(404, 0) }); err == nil || n != 1 {
+			t.Errorf("%d attempts at what is not there, %v", n, err)
+		}
+		if err = publish.RetryDo(t.Context(), publish.Retry{}, func() error { return publish.NewTestHTTPError(503, 24*time.Hour) }); err == nil || !strings.Contains(err.Error(), "asks to wait") {
+			t.Errorf("a day: %v", err)
+		}
+	})
+}
+
+func TestProvenance(t *testing.T) {
+	dir := t.TempDir()
+	private, public := publishtest.Keys(t, dir, "a")
+	_, stranger := publishtest.Keys(t, dir, "b")
+	key, err := publish.ReadPrivateKey(private)
+	must(t, err)
+	pub, err := publish.ReadPublicKey(public)
+	must(t, err)
+	wrong, err := publish.ReadPublicKey(stranger)
+	must(t, err)
+	p := publishtest.NewProject(t, publishtest.Document, 10)
+	record, err := publish.ReadRecord(p.Record(&p.Plan.Rows[0]))
+	must(t, err)
+	plain, err := publish.NewStatement(record, record.Files[0], &publish.StatementOptions{Version: "test"})
+	must(t, err)
+	golden(t, "statement.jsonl", plain)
+	again, err := publish.NewStatement(record, record.Files[0], &publish.StatementOptions{Version: "test"})
+	must(t, err)
+	if string(plain) != string(again) {
+		t.Error("equal records give different statements")
+	}
+	sbom, err := publish.NewSBOM(record, record.Files[0], &publish.StatementOptions{Version: "test"})
+	must(t, err)
+	golden(t, "sbom.cdx.json", sbom)
+	signed, err := publish.NewStatement(record, record.Files[0], &publish.StatementOptions{Version: "test", Key: key})
+	must(t, err)
+	if _, signer, err := publish.ParseStatement(signed, wrong, pub); err != nil || signer != publish.KeyID(pub) {
+		t.Errorf("signed by %q, %v", signer, err)
+	}
+	for name, text := range map[string][]byte{"another key": signed, "no signature": plain} {
+		if _, _, err := publish.ParseStatement(text, wrong); !errors.Is(err, publish.ErrSignature) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// Every changed byte is noticed: in the payload by the signature, elsewhere by the form.
+	for i := range signed {
+		changed := append([]byte{}, signed...)
+		changed[i] ^= 1
+		if s, _, err := publish.ParseStatement(changed, pub); err == nil {
+			want, _, _ := publish.ParseStatement(signed, pub)
+			if diff := cmp.Diff(want, s); diff != "" {
+				t.Errorf("byte %d changed unnoticed:\n%s", i, diff)
+			}
+		}
+	}
+	// A wheel beside its papers.
+	name := record.Files[0].Name
+	wheel := filepath.Join(dir, name)
+	data, err := os.ReadFile(filepath.Join(p.Dist, name))
+	must(t, err)
+	must(t, os.WriteFile(wheel, data, 0o666))
+	must(t, os.WriteFile(wheel+".intoto.jsonl", signed, 0o666))
+	must(t, os.WriteFile(wheel+".cdx.json", sbom, 0o666))
+	verdict := func() *publish.Verdict {
+		v, err := publish.Verify(wheel, publish.VerifyOptions{Keys: nil})
+		must(t, err)
+		return v
+	}
+	if v := verdict(); !v.OK() || !v.Signed || v.Row != p.Plan.Rows[0].ID || v.Test != "passed" || v.SBOM == "" {
+		t.Errorf("verdict %+v", v)
+	}
+	must(t, os.WriteFile(wheel, append(data, 0), 0o666))
+	if v := verdict(); len(v.Problems) != 2 {
+		t.Errorf("a changed wheel: %q, want that provenance and bill of materials are of others", v.Problems)
+	}
+}
+
+func FuzzStatement(f *testing.F) {
+	f.Add([]byte(`{"_type":"https://in-toto.io/Statement/v1","predicateType":"https://slsa.dev/provenance/v1","subject":[]}`))
+	f.Add([]byte(`{"payloadType":"application/vnd.in-toto+json","payload":"e30=","signatures":[]}`))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(_ *testing.T, text []byte) {
+		if s, _, err := publish.ParseStatement(text); err == nil && s == nil {
+			panic("no statement and no error")
+		}
+	})
+}
+
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte(`{"format":"kiln-record/1","recipe":{"row":{"id":"demo"}},"files":[]}`))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(_ *testing.T, text []byte) {
+		if r, err := publish.ParseRecord(text); err == nil && r.Recipe.Row.ID == "" {
+			panic("a record without a row")
+		}
+	})
+}

@@ -1,0 +1,254 @@
+package publish
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+// UpdateIndex brings an index up to date with what a target has: every finished release, not only those of the
+// last run. Entries point at the target. What the index already has is left alone; of the rest, the small files that
+// were published with a wheel say what the index has to know, so that no wheel is fetched.
+func UpdateIndex(ctx context.Context, target Target, releases []Release, store *index.Store, config *index.Config) ([]index.Change, []index.Problem, error) {
+	catalog, err := store.Catalog(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	listed := func(yield func(index.File, error) bool) {
+		for _, r := range releases {
+			if r.Created.IsZero() {
+				continue // begun, not finished
+			}
+			for _, f := range r.Files {
+				if !isDistribution(f.Name) {
+					continue
+				}
+				entry, err := indexEntry(ctx, target, &r, f, catalog)
+				if !yield(entry, err) || err != nil {
+					return
+				}
+			}
+		}
+	}
+	return store.PublishListed(ctx, iter.Seq2[index.File, error](listed), index.PublishOptions{Config: config})
+}
+
+// indexEntry says what the index has to know of a published file.
+func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, catalog *index.Catalog) (index.File, error) {
+	out := index.File{Filename: f.Name, Base: target.Base(r.Tag), Size: f.Size, UploadTime: f.Uploaded}
+	if p, err := project(f.Name); err == nil {
+		if known := catalog.Project(p); known != nil {
+			have := known.File(f.Name)
+			if have != nil && (have.SHA256.String() == f.SHA256 || f.SHA256 == "" && have.Size == f.Size && have.Base == out.Base) {
+				out.SHA256, out.Metadata, out.RequiresPython, out.Arch = have.SHA256, have.Metadata, have.RequiresPython, have.Arch
+				return out, nil
+			}
+		}
+	}
+	sum, err := f.SHA256, error(nil)
+	if sum == "" { // a target that does not compute it
+		if sum, err = readBack(ctx, target, r.Tag, f.Name); err != nil {
+			return out, err
+		}
+	}
+	if out.SHA256, err = index.ParseDigest(sum); err != nil {
+		return out, fmt.Errorf("%s: %w", f.Name, err)
+	}
+	if !strings.HasSuffix(f.Name, ".whl") {
+		return out, nil
+	}
+	if side := r.File(f.Name + metadataSuffix); side != nil {
+		text, err := readSmall(ctx, target, r.Tag, side.Name)
+		if err != nil {
+			return out, err
+		}
+		m, err := wheel.ParseMetadata(text)
+		if err != nil {
+			return out, fmt.Errorf("%s: %w", side.Name, err)
+		}
+		local := dataFile(side.Name, text)
+		if out.Metadata, err = index.ParseDigest(local.SHA256); err != nil {
+			return out, err
+		}
+		out.RequiresPython = m.RequiresPython()
+	}
+	if side := r.File(f.Name + provenanceSuffix); side != nil {
+		text, err := readSmall(ctx, target, r.Tag, side.Name)
+		if err != nil {
+			return out, err
+		}
+		if s, _, err := ParseStatement(text); err == nil {
+			out.Arch = statementArchs(s)
+		}
+	}
+	return out, nil
+}
+
+// statementArchs returns the GPU architectures that the audit in a statement found.
+func statementArchs(s *Statement) []string {
+	for _, b := range s.Predicate.RunDetails.Byproducts {
+		var report audit.Report
+		if b.Name == "audit" && json.Unmarshal(b.Content, &report) == nil {
+			return indexArchs(report.Archs())
+		}
+	}
+	return nil
+}
+
+// indexArchs turns an arch list such as "8.0 9.0+PTX" into the spelling of the index: 80, 90+ptx.
+func indexArchs(list string) []string {
+	var out []string
+	for a := range strings.FieldsSeq(strings.ToLower(list)) {
+		out = append(out, strings.ReplaceAll(a, ".", ""))
+	}
+	return out
+}
+
+// maxSmall bounds the files that are read into memory.
+const maxSmall = 16 << 20
+
+func readSmall(ctx context.Context, target Target, tag, name string) ([]byte, error) {
+	var text []byte
+	retry := Retry{Wait: 100 * time.Millisecond}
+	err := retry.do(ctx, "read "+name, func() error {
+		f, err := target.Open(ctx, tag, name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		text, err = io.ReadAll(io.LimitReader(f, maxSmall+1))
+		if len(text) > maxSmall {
+			return fmt.Errorf("%s is larger than %d bytes", name, maxSmall)
+		}
+		return err
+	})
+	return text, err
+}
+
+// SiteSize returns how many bytes the pages of an index have, without its books, and the number of files.
+func SiteSize(dir string) (size int64, files int, err error) {
+	err = walkSite(dir, func(_ string, d fs.DirEntry) error {
+		info, err := d.Info()
+		if err == nil {
+			size += info.Size()
+			files++
+		}
+		return err
+	})
+	return size, files, err
+}
+
+func walkSite(dir string, f func(rel string, d fs.DirEntry) error) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == ".kiln" || d.Name() == ".git") {
+			return fs.SkipDir
+		}
+		if d.IsDir() || fsx.IsTemp(d.Name()) {
+			return nil
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		return f(rel, d)
+	})
+}
+
+// DeployOptions are options of [Deploy].
+type DeployOptions struct {
+	// Repository is the folder of the git checkout that has the remote, Remote its name or an address, and Branch where
+	// the site goes.
+	Repository, Remote, Branch string
+	// Message is that of the commit, Author "NAME <ADDRESS>".
+	Message, Author string
+	// Env is the environment of git, as KEY=VALUE; PATH must be in it.
+	Env []string
+}
+
+// Deploy pushes the pages of an index to a branch, as one commit without history that has the whole tree.
+// The branch is replaced. Nothing happens if it has these pages already.
+func Deploy(ctx context.Context, site string, opts DeployOptions) (commit string, err error) {
+	size, _, err := SiteSize(site)
+	if err != nil {
+		return "", err
+	}
+	if size > GitHubPagesBytes {
+		return "", fmt.Errorf("the site has %d bytes, and GitHub publishes sites of up to %d; keep the files out of it, or publish fewer pages", size, int64(GitHubPagesBytes))
+	}
+	scratch, err := os.MkdirTemp("", "kiln-pages-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
+	name, address, ok := strings.Cut(strings.TrimSuffix(opts.Author, ">"), " <")
+	if !ok {
+		name, address = "kiln", "kiln@localhost"
+	}
+	env := append(opts.Env, "GIT_INDEX_FILE="+filepath.Join(scratch, "index"), "GIT_WORK_TREE="+site,
+		"GIT_AUTHOR_NAME="+name, "GIT_AUTHOR_EMAIL="+address, "GIT_COMMITTER_NAME="+name, "GIT_COMMITTER_EMAIL="+address)
+	git := func(stdin io.Reader, args ...string) (string, error) {
+		var out, errors bytes.Buffer
+		c := run.Cmd{Argv: append([]string{"git", "-c", "core.autocrlf=false"}, args...), Dir: opts.Repository, Env: env, Stdin: stdin, Stdout: &out, Stderr: &errors}
+		if _, err := c.Run(ctx); err != nil {
+			return "", fmt.Errorf("git %s: %w: %s", args[0], err, strings.TrimSpace(errors.String()))
+		}
+		return strings.TrimSpace(out.String()), nil
+	}
+	gitDir, err := git(nil, "rev-parse", "--absolute-git-dir")
+	if err != nil {
+		return "", err
+	}
+	env = append(env, "GIT_DIR="+gitDir)
+	// Paths from us, not from a walk of git's, which would honor ignore files and take the books of the index.
+	var paths bytes.Buffer
+	if err := walkSite(site, func(rel string, _ fs.DirEntry) error {
+		paths.WriteString(filepath.ToSlash(rel) + "\x00")
+		return nil
+	}); err != nil {
+		return "", err
+	}
+	if _, err := git(&paths, "update-index", "--add", "-z", "--stdin"); err != nil {
+		return "", err
+	}
+	// GitHub would run the pages through Jekyll, which leaves files out.
+	empty, err := git(strings.NewReader(""), "hash-object", "-w", "--stdin")
+	if err != nil {
+		return "", err
+	}
+	if _, err := git(nil, "update-index", "--add", "--cacheinfo", "100644,"+empty+",.nojekyll"); err != nil {
+		return "", err
+	}
+	tree, err := git(nil, "write-tree")
+	if err != nil {
+		return "", err
+	}
+	if old, err := git(nil, "ls-remote", opts.Remote, "refs/heads/"+opts.Branch); err == nil && old != "" {
+		have, _, _ := strings.Cut(old, "\t")
+		if oldTree, err := git(nil, "rev-parse", "--verify", "--quiet", have+"^{tree}"); err == nil && oldTree == tree {
+			return "", nil
+		}
+	}
+	if commit, err = git(strings.NewReader(opts.Message), "commit-tree", tree); err != nil {
+		return "", err
+	}
+	_, err = git(nil, "push", "--force", opts.Remote, commit+":refs/heads/"+opts.Branch)
+	return commit, err
+}

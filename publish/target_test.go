@@ -1,0 +1,147 @@
+package publish_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/publish"
+	"github.com/kiln-build/kiln/publish/publishtest"
+)
+
+func open(t testing.TB, target publish.Target, err error) publish.Target {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return target
+}
+
+// withoutHashes are the parts of the suite that run also with servers that do not compute SHA-256.
+var withoutHashes = []string{"Twice", "Contract", "Conflict", "Places"}
+
+// folder returns the sums of all files in a folder of releases.
+func folder(dir string) (map[string]string, error) {
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") || strings.Contains(path, ".kiln") {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(data)
+		rel, err := filepath.Rel(dir, path)
+		out[filepath.ToSlash(rel)] = hex.EncodeToString(sum[:])
+		return err
+	})
+	if os.IsNotExist(err) {
+		err = nil
+	}
+	return out, err
+}
+
+func TestDir(t *testing.T) {
+	publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
+		dir := filepath.Join(t.TempDir(), "public")
+		return &publishtest.Fixture{
+			Open: func(t testing.TB, _ http.RoundTripper) publish.Target {
+				target, err := publish.NewDir(dir, publish.DirOptions{})
+				return open(t, target, err)
+			},
+			Published: func() (map[string]string, error) { return folder(dir) },
+		}
+	})
+}
+
+func TestGitHub(t *testing.T) {
+	for name, only := range map[string][]string{"Digest": nil, "NoDigest": withoutHashes} {
+		noDigest := len(only) > 0
+		t.Run(name, func(t *testing.T) {
+			publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
+				faults := &publishtest.Faults{}
+				server := publishtest.NewGitHub(t, faults)
+				server.NoDigest = noDigest
+				t.Cleanup(func() { checkShapes(t, server.Log()) })
+				return &publishtest.Fixture{
+					Open: func(t testing.TB, transport http.RoundTripper) publish.Target {
+						target, err := publish.NewGitHub(publish.GitHubOptions{
+							Repository: publishtest.Repository, Token: publishtest.Token, Endpoint: server.URL(), Transport: transport, Retry: publishtest.QuickRetry,
+						})
+						return open(t, target, err)
+					},
+					Published: server.Published, Faults: faults,
+				}
+			}, only...)
+		})
+	}
+}
+
+func TestS3(t *testing.T) {
+	for name, only := range map[string][]string{"Checksum": nil, "NoChecksum": withoutHashes} {
+		noChecksum := len(only) > 0
+		t.Run(name, func(t *testing.T) {
+			publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
+				faults := &publishtest.Faults{}
+				server := publishtest.NewS3(t, faults)
+				server.NoChecksum = noChecksum
+				return &publishtest.Fixture{
+					Open: func(t testing.TB, transport http.RoundTripper) publish.Target {
+						target, err := publish.NewS3(publish.S3Options{
+							Endpoint: server.URL(), Bucket: publishtest.Bucket, Region: "us-east-1", AccessKey: "key", SecretKey: "secret", Transport: transport, Retry: publishtest.QuickRetry,
+						})
+						return open(t, target, err)
+					},
+					Published: server.Published, Faults: faults,
+				}
+			}, only...)
+		})
+	}
+}
+
+func TestKiln(t *testing.T) {
+	publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
+		store, err := index.Open(t.TempDir(), index.StoreOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tokens, err := index.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		secret, _, err := tokens.Create(t.Context(), index.NewToken{Projects: []string{"*"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := index.NewServer(t.Context(), store, index.ServerOptions{Tokens: tokens})
+		if err != nil {
+			t.Fatal(err)
+		}
+		faults := &publishtest.Faults{}
+		web := httptest.NewServer(faults.Wrap(server))
+		t.Cleanup(func() { web.Close(); server.Close() })
+		return &publishtest.Fixture{
+			Open: func(t testing.TB, transport http.RoundTripper) publish.Target {
+				target, err := publish.NewKiln(publish.KilnOptions{URL: web.URL, Token: secret, Projects: []string{"demo"}, Transport: transport, Retry: publishtest.QuickRetry})
+				return open(t, target, err)
+			},
+			Published: func() (map[string]string, error) {
+				out := map[string]string{}
+				for p := range server.Catalog().Projects() {
+					for _, f := range p.Files {
+						out[f.Filename] = f.SHA256.String()
+					}
+				}
+				return out, nil
+			},
+			Faults: faults,
+		}
+	})
+}

@@ -1,0 +1,226 @@
+package publish
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+
+	"github.com/kiln-build/kiln/matrix"
+)
+
+//go:embed workflow.yml.tmpl
+var workflowText string
+
+// DefaultActions are the actions of the generated workflow, each by the hash of a commit, with its version.
+var DefaultActions = map[string]string{
+	"checkout":              "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1",
+	"setup-go":              "actions/setup-go@b7ad1dad31e06c5925ef5d2fc7ad053ef454303e # v7.0.0",
+	"setup-python":          "actions/setup-python@5fda3b95a4ea91299a34e894583c3862153e4b97 # v7.0.0",
+	"upload-artifact":       "actions/upload-artifact@bbbca2ddaa5d8feaa63e36b76fdaad77386f024f # v7.0.0",
+	"download-artifact":     "actions/download-artifact@3e5f45b2cfb9172054b4087a40e8e0b5a5461e7c # v8.0.1",
+	"upload-pages-artifact": "actions/upload-pages-artifact@fc324d3547104276b827a68afc52ff2a11cc49c9 # v5.0.0",
+	"deploy-pages":          "actions/deploy-pages@cd2ce8fcbc39b97be8ca5fce6e763baed58fa128 # v5.0.0",
+	"msvc":                  "ilammy/msvc-dev-cmd@0b201ec74fa43914dc39ae48a89fd1d8cb592756 # v1.13.0",
+}
+
+// WorkflowOptions are what a workflow is made of.
+type WorkflowOptions struct {
+	// Plan is that of the file without inputs; it says which kinds of jobs there are.
+	Plan     *matrix.Plan
+	Workflow matrix.WorkflowSettings
+	Publish  matrix.PublishSettings
+	// File is the path of packages.yml in the repository, with forward slashes.
+	File string
+	// Version is that of kiln, installed where the configuration names none.
+	Version string
+}
+
+// WorkflowJob is a job with a matrix of rows. Larger matrices than GitHub takes become several jobs.
+type WorkflowJob struct {
+	ID      string
+	Windows bool
+	Rows    []matrix.GitHubJob
+}
+
+// WorkflowJobs groups the rows of a plan into jobs, in the order of the plan. There is always a job for Linux.
+func WorkflowJobs(plan *matrix.Plan) []WorkflowJob {
+	var linux, windows []matrix.GitHubJob
+	for _, job := range plan.GitHubJobs() {
+		if job.IsWindows() {
+			windows = append(windows, job)
+		} else {
+			linux = append(linux, job)
+		}
+	}
+	out := split("linux", false, linux)
+	if len(linux) == 0 {
+		out = []WorkflowJob{{ID: "linux"}}
+	}
+	return append(out, split("windows", true, windows)...)
+}
+
+func split(name string, windows bool, rows []matrix.GitHubJob) []WorkflowJob {
+	var out []WorkflowJob
+	for part := range slices.Chunk(rows, matrix.GitHubMaxJobs) {
+		id := name
+		if len(out) > 0 {
+			id += strconv.Itoa(len(out) + 1)
+		}
+		out = append(out, WorkflowJob{ID: id, Windows: windows, Rows: part})
+	}
+	return out
+}
+
+// Matrix returns the job's rows as a value for strategy.matrix; "" if it has none.
+func (j *WorkflowJob) Matrix() (string, error) {
+	if len(j.Rows) == 0 {
+		return "", nil
+	}
+	text, err := json.Marshal(map[string]any{"include": j.Rows})
+	return string(text), err
+}
+
+// plainWord is a text that YAML and a shell take as it is.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./@:-]+$`)
+
+// moduleVersion is what may stand behind the @ of go install.
+var moduleVersion = regexp.MustCompile(`^(v[0-9][0-9A-Za-z.+-]*|latest|[0-9a-f]{7,40})$`)
+
+// NewWorkflow writes a workflow for GitHub Actions: a job that plans, a job per row, then release, index and pages.
+// Equal options give equal bytes.
+func NewWorkflow(opts WorkflowOptions) ([]byte, error) {
+	w := opts.Workflow
+	if !plainWord.MatchString(opts.File) {
+		return nil, fmt.Errorf("the path %q cannot stand in a workflow; use letters, digits and _ . / -", opts.File)
+	}
+	target, _ := opts.Publish.Target(opts.Publish.To)
+	to := ""
+	if len(opts.Publish.Targets) == 0 {
+		to = "github:${{ github.repository }}"
+	}
+	folder := path.Dir(opts.File)
+	data := map[string]any{
+		"File": opts.File, "Name": w.Name, "Branch": w.Branch, "MSVC": w.MSVC, "GPU": w.GPURunner, "Minutes": int(w.Timeout.Minutes()),
+		"Jobs": WorkflowJobs(opts.Plan), "Host": hostLabels(w), "Dist": path.Join(folder, "dist"), "Attempts": path.Join(folder, ".kiln/attempts"), "To": "",
+		"Index": "", "BranchPush": opts.Publish.Index.Branch != "", "Push": false, "Install": "",
+	}
+	if to != "" {
+		data["To"] = to
+	}
+	if opts.Publish.Index.Dir != "" {
+		data["Index"] = path.Join(folder, opts.Publish.Index.Dir)
+	}
+	var build []string
+	for _, j := range data["Jobs"].([]WorkflowJob) {
+		build = append(build, j.ID)
+	}
+	data["BuildJobs"] = build
+	switch target.Kind {
+	case "s3":
+		data["Secrets"] = []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+	case "kiln":
+		data["Secrets"] = []string{"KILN_TOKEN"}
+	}
+	if w.Kiln != "path" {
+		version := w.Kiln
+		if version == "" {
+			if version = opts.Version; !moduleVersion.MatchString(version) || strings.Contains(version, "dirty") {
+				version = "latest" // a build that no module proxy has
+			}
+		}
+		if !moduleVersion.MatchString(version) {
+			return nil, fmt.Errorf("workflow.kiln: %q is no version; write one such as v0.1.0, or path", version)
+		}
+		data["Install"] = "github.com/kiln-build/kiln/cmd/kiln@" + version
+	}
+	actions := maps.Clone(DefaultActions)
+	for name, ref := range w.Actions {
+		if actions[name] == "" {
+			return nil, fmt.Errorf("workflow.actions: the workflow has no action %q", name)
+		}
+		actions[name] = ref
+	}
+	t, err := template.New("workflow").Funcs(template.FuncMap{
+		"yaml":  yamlText,
+		"quote": shellWord,
+		// The job that pushes pages keeps its right to do so.
+		"pushing": func(data map[string]any) map[string]any {
+			out := maps.Clone(data)
+			out["Push"] = data["BranchPush"]
+			return out
+		},
+		"labels": func(labels []string) string { return yamlList(labels) },
+		"needs": func(parts ...any) string {
+			var all []string
+			for _, p := range parts {
+				switch p := p.(type) {
+				case string:
+					all = append(all, p)
+				case []string:
+					all = append(all, p...)
+				}
+			}
+			return "[" + strings.Join(all, ", ") + "]"
+		},
+		"has": func(trigger string) bool { return slices.Contains(w.Triggers, trigger) },
+		"action": func(name string) (string, error) {
+			if actions[name] == "" {
+				return "", errors.New("no action " + name)
+			}
+			return actions[name], nil
+		},
+	}).Parse(workflowText)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	if err := t.Execute(&b, data); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+// hostLabels are those of jobs that are not about a row.
+func hostLabels(w matrix.WorkflowSettings) []string {
+	if labels := w.Runners["host"]; len(labels) > 0 {
+		return labels
+	}
+	return []string{"ubuntu-24.04"}
+}
+
+// yamlText writes a text as YAML, quoted where it could be read as something else.
+func yamlText(s string) string {
+	if plainWord.MatchString(s) && strings.ContainsAny(s[:1], "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.") && !slices.Contains([]string{"true", "false", "yes", "no", "on", "off", "null", "y", "n"}, strings.ToLower(s)) && !strings.HasSuffix(s, ":") {
+		return s
+	}
+	text, _ := json.Marshal(s) // JSON texts are YAML
+	return string(text)
+}
+
+func yamlList(list []string) string {
+	if len(list) == 1 {
+		return yamlText(list[0])
+	}
+	var out []string
+	for _, s := range list {
+		out = append(out, yamlText(s))
+	}
+	return "[" + strings.Join(out, ", ") + "]"
+}
+
+// shellWord quotes a word for bash.
+func shellWord(s string) string {
+	if plainWord.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

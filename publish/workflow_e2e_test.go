@@ -1,0 +1,168 @@
+package publish_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// e2e skips a test unless KILN_E2E names it.
+func e2e(t *testing.T, name string) {
+	t.Helper()
+	if !strings.Contains(","+os.Getenv("KILN_E2E")+",", ","+name+",") {
+		t.Skipf("KILN_E2E does not name %s", name)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// standIns are actions for a machine without GitHub: what a runner's service would do, with a folder.
+var standIns = map[string]string{
+	"checkout": `
+name: checkout
+inputs: {persist-credentials: {required: false}}
+runs:
+  using: composite
+  steps:
+    - {shell: bash, run: 'cp -a "$SOURCE/." . && rm -rf dist .kiln site'}
+`,
+	"upload-artifact": `
+name: upload-artifact
+inputs: {name: {required: true}, path: {required: true}, if-no-files-found: {required: false}, retention-days: {required: false}, include-hidden-files: {required: false}}
+runs:
+  using: composite
+  steps:
+    - shell: bash
+      env: {NAME: '${{ inputs.name }}', FROM: '${{ inputs.path }}'}
+      run: mkdir -p "$ARTIFACTS/$NAME" && cp -a "$FROM/." "$ARTIFACTS/$NAME/"
+`,
+	"download-artifact": `
+name: download-artifact
+inputs: {pattern: {required: true}, path: {required: true}, merge-multiple: {required: false}}
+runs:
+  using: composite
+  steps:
+    - shell: bash
+      env: {PATTERN: '${{ inputs.pattern }}', TO: '${{ inputs.path }}'}
+      run: mkdir -p "$TO" && for d in "$ARTIFACTS"/$PATTERN; do cp -a "$d/." "$TO/"; done
+`,
+	"upload-pages-artifact": `
+name: upload-pages-artifact
+inputs: {path: {required: true}, retention-days: {required: false}}
+runs:
+  using: composite
+  steps:
+    - shell: bash
+      env: {FROM: '${{ inputs.path }}'}
+      run: mkdir -p "$ARTIFACTS/pages" && cp -a "$FROM/." "$ARTIFACTS/pages/"
+`,
+	"deploy-pages": `
+name: deploy-pages
+outputs: {page_url: {value: "file://pages"}}
+runs:
+  using: composite
+  steps:
+    - {shell: bash, run: 'test -f "$ARTIFACTS/pages/catalog.json"'}
+`,
+}
+
+// TestE2EWorkflow writes the workflow of a real package and lets nektos/act run its Linux path on this machine, from the
+// plan to a published folder, its index and its pages. Only the actions of GitHub itself are stand-ins.
+func TestE2EWorkflow(t *testing.T) {
+	e2e(t, "workflow")
+	act, err := filepath.Abs(filepath.Join("..", ".cache", "tools", "act"))
+	must(t, err)
+	kiln, err := filepath.Abs(filepath.Join("..", "bin", "kiln"))
+	must(t, err)
+	for _, program := range []string{act, kiln} {
+		if _, err := os.Stat(program); err != nil {
+			t.Fatalf("%v; run make e2e-workflow", err)
+		}
+	}
+	repo, artifacts, public := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "public")
+	must(t, os.CopyFS(repo, os.DirFS(filepath.Join("..", "examples", "hello-cuda"))))
+	for _, name := range []string{"dist", ".kiln"} {
+		must(t, os.RemoveAll(filepath.Join(repo, name)))
+	}
+	config, err := os.ReadFile(filepath.Join(repo, "packages.yml"))
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(repo, "packages.yml"), fmt.Appendf(config, `
+publish:
+  targets: {folder: {dir: %q, url: "https://wheels.example.org/"}}
+  index: {dir: site}
+workflow:
+  kiln: path
+  sandbox: host
+  runners: {debian-12: ubuntu-24.04}
+`, public), 0o666))
+	run := func(name string, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), name, args...)
+		cmd.Dir = repo
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(kiln)+":"+os.Getenv("PATH"), "ARTIFACTS="+artifacts, "XDG_CACHE_HOME="+filepath.Join(artifacts, ".cache"))
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		return string(out)
+	}
+	run(kiln, "workflow", "github", "--write")
+	text, err := os.ReadFile(filepath.Join(repo, ".github", "workflows", "kiln.yml"))
+	must(t, err)
+	run("git", "init", "-q")
+	run("git", "add", "-A")
+	run("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first")
+
+	actions := t.TempDir()
+	args := []string{
+		"workflow_dispatch", "-P", "ubuntu-24.04=-self-hosted", "--input", "release=1", "--env", "ARTIFACTS=" + artifacts, "--env", "SOURCE=" + repo, "--env", "PIP_INDEX_URL=" + os.Getenv("PIP_INDEX_URL"),
+		"--env", "PIP_CERT=" + os.Getenv("PIP_CERT"), "--env", "HOME=" + os.Getenv("HOME"), "--concurrent-jobs", "1", "--action-offline-mode", "--no-skip-checkout",
+	}
+	for _, m := range regexp.MustCompile(`uses: (\S+)@([0-9a-f]{40})`).FindAllStringSubmatch(string(text), -1) {
+		short := m[1][strings.LastIndexByte(m[1], '/')+1:]
+		body := standIns[short]
+		if body == "" {
+			if short == "setup-python" { // on hosted runners only
+				body = "name: none\ninputs: {python-version: {required: false}}\nruns: {using: composite, steps: [{shell: bash, run: 'exit 1'}]}\n"
+			} else {
+				t.Fatalf("no stand-in for %s", m[1])
+			}
+		}
+		dir := filepath.Join(actions, short)
+		must(t, os.MkdirAll(dir, 0o777))
+		must(t, os.WriteFile(filepath.Join(dir, "action.yml"), []byte(body), 0o666))
+		args = append(args, "--local-repository", "https://github.com/"+m[1]+"@"+m[2]+"="+dir)
+	}
+	out := run(act, args...)
+	t.Log(lastLines(out, 40))
+	var wheels []string
+	published, err := folder(public)
+	must(t, err)
+	for name := range published {
+		if strings.HasSuffix(name, ".whl") {
+			wheels = append(wheels, name)
+		}
+	}
+	if len(wheels) != 2 {
+		t.Errorf("published: %v, want two wheels", published)
+	}
+	page, err := os.ReadFile(filepath.Join(artifacts, "pages", "all", "simple", "hello-cuda", "index.html"))
+	must(t, err)
+	if strings.Count(string(page), "https://wheels.example.org/") < 2 {
+		t.Errorf("the page has not both wheels:\n%s", page)
+	}
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}

@@ -96,7 +96,7 @@ e2e-share: deps
 	@e2e/share-images.sh
 	@e2e/images.sh trixie-runtime
 	@scripts/sharedeps.sh
-	$(GO) test ./build/launcher -run '$(or $(RUN),^TestLauncherKill)' -v -count=1 -timeout 1h
+	$(GO) test ./build ./build/launcher -run '$(or $(RUN),^TestKillShared|^TestLauncherKill)' -v -count=1 -timeout 1h
 	$(GO) test ./e2e -run '$(or $(RUN),^TestE2EShare)' -v -count=1 -timeout 3h
 
 ## e2e-audit: compare audits with auditwheel, cuobjdump and the loader (KILN_AUDIT_PYTHON, KILN_AUDIT_PYTHONS, KILN_CUOBJDUMP; RUN=TestX)

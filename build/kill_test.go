@@ -27,6 +27,9 @@ import (
 // can be killed.
 const childEnv = "KILN_BUILD_CHILD"
 
+// programEnv names the kiln that the child puts before the compilers, so that rows share what they compile.
+const programEnv = "KILN_BUILD_PROGRAM"
+
 // buildChild is the program that gets killed. It returns its exit code.
 func buildChild(dir string) int {
 	name := filepath.Join(dir, "packages.yml")
@@ -39,7 +42,7 @@ func buildChild(dir string) int {
 	plan := file.Plan(matrix.Options{})
 	opts := build.Options{
 		Dir: dir, Sandboxes: childSandboxes(), Path: os.Getenv("PATH"),
-		Network: build.Network{CertFile: os.Getenv("SSL_CERT_FILE")}, CPU: 2, MemoryBytes: 8 << 30,
+		Network: build.Network{CertFile: os.Getenv("SSL_CERT_FILE")}, CPU: 2, MemoryBytes: 8 << 30, Kiln: os.Getenv(programEnv),
 	}
 	result, err := build.Run(context.Background(), plan, plan.Rows, opts)
 	if err != nil {
@@ -160,6 +163,38 @@ func TestKill(t *testing.T) {
 	}
 	p := sixRows(t, "")
 	killBuild(t, p, kills)
+}
+
+// TestKillShared does the same with rows that share their compiles: kiln, and with it launchers, compilers and ccache, are killed
+// while they fill the cache, and what is taken from it later is right.
+func TestKillShared(t *testing.T) {
+	if !e2e("share") {
+		t.Skip("KILN_E2E does not name share")
+	}
+	program := filepath.Join(t.TempDir(), "kiln")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../cmd/kiln")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build kiln: %v\n%s", err, out)
+	}
+	t.Setenv(programEnv, program)
+	p := sixRows(t, "")
+	killBuild(t, p, 30)
+	hits := 0
+	for _, row := range p.plan().Rows {
+		record, err := build.ReadRecord(filepath.Join(p.dir, "dist"), row.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if record.Compiles == nil || record.Compiles.Calls == 0 {
+			t.Fatalf("%s: nothing went through the launcher: %+v", row.ID, record.Compiles)
+		}
+		hits += record.Compiles.Hits
+	}
+	if hits == 0 {
+		t.Error("nothing was shared")
+	}
+	t.Logf("%d of 6 compiles of the last build were shared", hits)
 }
 
 func e2e(name string) bool { return os.Getenv("KILN_E2E") == name }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -12,6 +14,9 @@ import (
 func TestCompareObjects(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
+		if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "cc") {
+			t.Fatal("there is no gcc (KILN_REQUIRE has cc)")
+		}
 		t.Skip("there is no gcc")
 	}
 	dir := t.TempDir()

@@ -316,7 +316,7 @@ func checkIndex(t *testing.T, task *childTask) {
 	}
 }
 
-// TestE2ETwo: two publishers in processes of their own, again and again: both succeed, or one says who has the lock.
+// TestE2ETwo: two publishers at once, again and again: both succeed, or one says who has the lock.
 func TestE2ETwo(t *testing.T) {
 	e2e(t, "publish")
 	gitHub := publishtest.NewGitHub(t, nil)

@@ -23,6 +23,9 @@ import (
 // TestDeploy: the branch has the whole tree in one commit, whatever was there before, and nothing of the books.
 func TestDeploy(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
+		if strings.Contains(","+os.Getenv("KILN_REQUIRE")+",", ",git,") {
+			t.Fatal("no git on this machine (KILN_REQUIRE has git)")
+		}
 		t.Skip("no git on this machine")
 	}
 	dir := t.TempDir()

@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/build/launcher"
+	"github.com/kiln-build/kiln/internal/depfile"
 )
 
 // CompilerOptions says where [FindCompilers] looks and what it makes. Paths are as seen where the compilers run.
@@ -376,7 +377,7 @@ func (s *compilerSearch) probe(ctx context.Context, path, id string) (refused st
 		return err.Error()
 	}
 	for _, name := range []string{"host.h", "low.h", "high.h"} {
-		if !slices.ContainsFunc(launcher.ParseDeps(deps), func(f string) bool { return filepath.Base(f) == name }) {
+		if !slices.ContainsFunc(depfile.Parse(deps), func(f string) bool { return filepath.Base(f) == name }) {
 			refused = "its dependency list does not cover all its passes"
 		}
 	}

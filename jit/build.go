@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/depfile"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/toolchain"
@@ -286,7 +287,7 @@ func (b *builder) headers(began time.Time) ([]Header, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read what %s includes: %w", u.source, err)
 		}
-		for _, f := range parseDepfile(string(text)) {
+		for _, f := range depfile.Parse(text) {
 			if !filepath.IsAbs(f) {
 				f = filepath.Join(b.spec.Root, f)
 			}

@@ -2,7 +2,6 @@ package jit
 
 // For fuzzing and tables of what no exported function shows.
 var (
-	ParseDepfile = parseDepfile
 	FindPybind   = findPybind
 	ShellLine    = shellLine
 )

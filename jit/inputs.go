@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/kiln-build/kiln/toolchain"
 )
@@ -213,52 +212,4 @@ func findPybind(r io.Reader) []string {
 		}
 		buf = append(buf[:0], buf[max(0, len(buf)-overlap):]...)
 	}
-}
-
-// parseDepfile reads the files that a compiler says it has read, in the syntax of make: a target, a colon, names
-// with escaped blanks, lines continued by a backslash.
-func parseDepfile(text string) []string {
-	var out []string
-	var word strings.Builder
-	inDeps := false
-	end := func() {
-		if w := word.String(); w != "" {
-			if inDeps {
-				out = append(out, w)
-			} else if strings.HasSuffix(w, ":") {
-				inDeps = true
-			}
-		}
-		word.Reset()
-	}
-	for i := 0; i < len(text); i++ {
-		c := text[i]
-		next := byte(0)
-		if i+1 < len(text) {
-			next = text[i+1]
-		}
-		switch {
-		case c == '\\' && next == '\n':
-			end()
-			i++
-		case c == '\\' && next == '\r' && i+2 < len(text) && text[i+2] == '\n':
-			end()
-			i += 2
-		case c == '\\' && (next == ' ' || next == '#' || next == ':'):
-			word.WriteByte(next)
-			i++
-		case c == '$' && next == '$':
-			word.WriteByte('$')
-			i++
-		case c == '\n':
-			end()
-			inDeps = false // further rules are -MP's empty ones
-		case c == ' ' || c == '\t' || c == '\r':
-			end()
-		default:
-			word.WriteByte(c)
-		}
-	}
-	end()
-	return out
 }

@@ -104,37 +104,6 @@ func FuzzParseSpec(f *testing.F) {
 	})
 }
 
-func TestParseDepfile(t *testing.T) {
-	for _, tt := range []struct {
-		text string
-		want []string
-	}{
-		{"a.o: a.cpp b.h \\\n c.h\n", []string{"a.cpp", "b.h", "c.h"}},
-		{"a.o : a\\ b.h $$x.h c\\#.h\n", []string{"a b.h", "$x.h", "c#.h"}},
-		{"a.o: a.cpp \\\r\n b.h\r\n", []string{"a.cpp", "b.h"}},
-		{"a.o: a.cpp b.h\n\nb.h:\n", []string{"a.cpp", "b.h"}},
-		{"/w/a\\:b.o: x.h", []string{"x.h"}},
-		{"", nil},
-	} {
-		if diff := cmp.Diff(tt.want, jit.ParseDepfile(tt.text)); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", tt.text, diff)
-		}
-	}
-}
-
-func FuzzParseDepfile(f *testing.F) {
-	f.Add("a.o: a.cpp \\\n b.h\n")
-	f.Add("a.o: a\\ b $$ \\")
-	fuzzcorpus.Add(f)
-	f.Fuzz(func(t *testing.T, text string) {
-		for _, name := range jit.ParseDepfile(text) {
-			if name == "" {
-				t.Fatal("an empty name")
-			}
-		}
-	})
-}
-
 func FuzzStatLine(f *testing.F) {
 	f.Add("1 2 3 4 - /a b")
 	f.Add("0 0 0 0 a /gone")

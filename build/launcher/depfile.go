@@ -6,6 +6,8 @@ import (
 	"os"
 	"path"
 	"strings"
+
+	"github.com/kiln-build/kiln/internal/depfile"
 )
 
 // DepTarget stands for the name of the object in dependency lists while they are in the cache: the name is another one
@@ -31,7 +33,7 @@ func (c *call) dependencies(cwd, kept string) depFile {
 	}
 	d.path = absolute(cwd, d.path)
 	if d.target = strings.Join(c.targets, " "); d.target == "" {
-		d.target = strings.NewReplacer("$", "$$", " ", `\ `, "#", `\#`).Replace(c.output)
+		d.target = depfile.Escape(c.output)
 	}
 	return d
 }
@@ -58,62 +60,4 @@ func (d depFile) finish() error {
 		return err
 	}
 	return os.Rename(temp, d.path)
-}
-
-// ParseDeps returns the files of a dependency list in make's syntax, without the target, in order and without repetitions.
-func ParseDeps(text []byte) []string {
-	var files []string
-	seen := map[string]bool{}
-	var word []byte
-	target := true
-	end := func() {
-		if len(word) == 0 {
-			return
-		}
-		name := string(word)
-		word = word[:0]
-		if target {
-			if strings.HasSuffix(name, ":") {
-				target = false
-			}
-			return
-		}
-		if !seen[name] {
-			seen[name] = true
-			files = append(files, name)
-		}
-	}
-	for i := 0; i < len(text); i++ {
-		c := text[i]
-		next := byte(0)
-		if i+1 < len(text) {
-			next = text[i+1]
-		}
-		switch {
-		case c == '\\' && next == '\n':
-			end()
-			i++
-		case c == '\\' && next == '\r' && i+2 < len(text) && text[i+2] == '\n':
-			end()
-			i += 2
-		case c == '\\' && (next == ' ' || next == '#' || next == '\\'):
-			word = append(word, next)
-			i++
-		case c == '$' && next == '$':
-			word = append(word, '$')
-			i++
-		case c == '\n':
-			end()
-			target = true // another rule: the empty ones of -MP
-		case c == ' ' || c == '\t' || c == '\r':
-			end()
-			if target && len(files) == 0 && next == ':' {
-				target, i = false, i+1 // "target : files"
-			}
-		default:
-			word = append(word, c)
-		}
-	}
-	end()
-	return files
 }

@@ -3,7 +3,6 @@ package launcher
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -11,39 +10,6 @@ import (
 
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
-
-func TestParseDeps(t *testing.T) {
-	for text, want := range map[string]string{
-		"kiln: a.c b.h \\\n c.h\n":               "a.c|b.h|c.h",
-		"kiln : a.cu \\\n    b.h \\\n    a.cu\n": "a.cu|b.h",
-		"x.o: a\\ b.c $$d.h e\\#f.h\n":           "a b.c|$d.h|e#f.h",
-		"x.o: a.c b.h\n\nb.h:\nc.h:\n":           "a.c|b.h",
-		"x.o:":                                   "",
-		"":                                       "",
-		"x.o: a.c\\\r\n b.h\r\n":                 "a.c|b.h",
-		"/kiln/work/x.o: /kiln/a.cu ../inc/torch.h\n": "/kiln/a.cu|../inc/torch.h",
-	} {
-		if got := strings.Join(ParseDeps([]byte(text)), "|"); got != want {
-			t.Errorf("%q: got %q, want %q", text, got, want)
-		}
-	}
-}
-
-func FuzzParseDeps(f *testing.F) {
-	f.Add([]byte("kiln: a.c b.h \\\n c.h\n"))
-	f.Add([]byte("x.o: a\\ b.c $$d.h\n\nb.h:\n"))
-	fuzzcorpus.Add(f)
-	f.Fuzz(func(t *testing.T, text []byte) {
-		files := ParseDeps(text)
-		sorted := slices.Sorted(slices.Values(files))
-		if len(slices.Compact(sorted)) != len(files) {
-			t.Errorf("a file is listed twice: %q", files)
-		}
-		if slices.Contains(files, "") {
-			t.Error("a file without a name")
-		}
-	})
-}
 
 // The caller reads the list it asked for, whatever the list in the cache is called.
 func TestDepFileFinish(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/depfile"
 )
 
 // Inputs is what the calls of a row read, so that the keys of two rows can be compared when the files are gone.
@@ -69,7 +71,7 @@ func Collect(c *Config) (*Inputs, error) {
 			Seconds: r.Seconds, ObjectBytes: r.ObjectBytes, PeakBytes: r.PeakMemoryBytes,
 		}
 		if text, err := os.ReadFile(r.Deps); r.Deps != "" && err == nil {
-			for _, file := range ParseDeps(text) {
+			for _, file := range depfile.Parse(text) {
 				full := absolute(r.Dir, file)
 				name := l.canonical(path.Clean(full))
 				i, ok := index[name]

@@ -28,8 +28,11 @@ type Attempt struct {
 	// reservations and limits with room to spare. Parallel work is to be chosen by Job.Resources and Shrink: chosen
 	// by what was learned, it would get less with every run.
 	Resources Resources `json:"resources"`
+	// Expect is how long it took the last time, longer after a [CausePaused]; zero if that is not known.
+	Expect time.Duration `json:"expect,omitempty"`
 
-	emit func(Event) // nil drops
+	emit   func(Event) // nil drops
+	offset int64       // of the worker's events that were passed on; see Poll
 
 	mu           sync.Mutex
 	used         Result

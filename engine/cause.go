@@ -29,6 +29,10 @@ const (
 	// CauseLost is an attempt that ended without the job's doing: a worker that vanished, a kiln that was killed.
 	// Up to five attempts.
 	CauseLost Cause = "lost"
+	// CausePaused is an attempt that was stopped because its time on a machine was over, and not its own: the limit of
+	// a queue, or somebody with more right to the machine. Up to twenty attempts; the next one goes on with what was
+	// made, and is expected to take longer.
+	CausePaused Cause = "paused"
 	// CauseCanceled is somebody's wish. Not retried in this run.
 	CauseCanceled Cause = "canceled"
 )

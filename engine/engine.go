@@ -13,7 +13,7 @@
 // A job counts with its learned peak of memory plus a fifth, or with what it asks for as long as
 // nothing was learned. The counts of the running jobs never exceed the budget of memory, processors
 // and disk. Of the jobs that are ready, the one with the largest memory starts first, then the one that
-// took longest, then the one listed first. If it does not fit, smaller ones that do may fill the gap;
+// took longest, then the one listed first. (Where memory has no limit, as on a cluster, the longest starts first.) If it does not fit, smaller ones that do may fill the gap;
 // but once eight jobs have passed it, nothing behind it starts until it has. A job that is larger than the
 // whole budget runs alone, with a warning.
 //
@@ -76,6 +76,9 @@ type Result struct {
 	// attempt failed. See also [Attempt.Used].
 	PeakMemoryBytes int64 `json:"peak_memory_bytes,omitempty"`
 	DiskBytes       int64 `json:"disk_bytes,omitempty"`
+	// Wall is how long the work took, where that is not the time that [Runner.Run] took: an attempt may
+	// have waited in a queue. Zero means that it is.
+	Wall time.Duration `json:"wall,omitempty"`
 	// Outputs is the runner's: it is kept in the journal and given back in the report, also by later runs that
 	// reuse it. It should be small: names and digests, not content.
 	Outputs json.RawMessage `json:"outputs,omitempty"`

@@ -16,11 +16,12 @@ type limits struct {
 	memory   int64
 	disk     int64
 	diskPath string // asked instead of disk, if set
+	queue    bool   // see Capacity
 }
 
 func newLimits(opts Options) (limits, error) {
 	c := opts.Runner.Capacity()
-	l := limits{cpu: opts.CPU, memory: opts.MemoryBytes, disk: opts.DiskBytes}
+	l := limits{cpu: opts.CPU, memory: opts.MemoryBytes, disk: opts.DiskBytes, queue: c.Queue}
 	if l.cpu == 0 {
 		l.cpu = c.CPU
 	}

@@ -33,6 +33,19 @@ type Runner interface {
 	Sweep(ctx context.Context, lost []Lost) error
 }
 
+// Keeper is a runner whose attempts go on when the process that began them ends: those of a batch system.
+type Keeper interface {
+	Runner
+
+	// Keep is asked before Sweep about attempts that have no end in the journal and whose jobs are still wanted, with the same digest.
+	// It returns those that are at work, that wait to be, or that have left a result since. They are not lost:
+	// Resume is called for each. The others are, and go to Sweep with the rest.
+	Keep(ctx context.Context, lost []Lost) ([]Lost, error)
+
+	// Resume is [Runner.Run] for an attempt that another process began. All that Run promises holds.
+	Resume(ctx context.Context, a *Attempt) (Result, error)
+}
+
 // Lost is an attempt without an end. Its folder is kept for the next one.
 type Lost struct {
 	Job    string
@@ -45,6 +58,9 @@ type Capacity struct {
 	CPU         int
 	MemoryBytes int64
 	DiskBytes   int64
+	// Queue says that attempts wait for their turn after [Runner.Run] was called. Their wall time
+	// begins when the work does, so its limit is the runner's to keep; [Work] does.
+	Queue bool
 }
 
 // LocalRunner runs a function in this process. See [Local].

@@ -22,7 +22,7 @@ import (
 const maxPassed = 8
 
 // How many attempts of one run may end with a cause.
-var maxTries = map[Cause]int{CauseNetwork: 3, CauseMemory: 3, CauseTime: 3, CauseDisk: 2, CauseLost: 5}
+var maxTries = map[Cause]int{CauseNetwork: 3, CauseMemory: 3, CauseTime: 3, CauseDisk: 2, CauseLost: 5, CausePaused: 20}
 
 // maxShrink is the last step of [Attempt.Shrink].
 const maxShrink = 2
@@ -55,7 +55,8 @@ type scheduler struct {
 	stopped  error // why nothing more is to be started
 	broken   error // of the journal
 	events   []Event
-	launches []*task // started in the journal's buffer; begin after it is written
+	launches []*task        // started in the journal's buffer; begin after it is written
+	kept     map[string]int // attempts of an earlier process that go on, by job
 
 	cleanDisk sync.Mutex
 	cleaners  sync.WaitGroup
@@ -77,6 +78,7 @@ type task struct {
 	tries    map[Cause]int
 	retryAt  time.Time
 	attempt  *Attempt
+	resumed  bool      // attempt was begun by an earlier process
 	recorded time.Time // the last progress in the journal
 
 	report JobReport
@@ -136,6 +138,10 @@ func (s *scheduler) sweep(ctx context.Context) error {
 			lost = append(lost, Lost{Job: id, Number: j.Attempt, Dir: j.Dir()})
 		}
 	}
+	lost, err := s.keep(ctx, lost)
+	if err != nil {
+		return fmt.Errorf("look after the attempts of an earlier run (%s): %w", s.opts.Runner.Name(), err)
+	}
 	if err := s.opts.Runner.Sweep(ctx, lost); err != nil {
 		return fmt.Errorf("sweep up after an earlier run (%s): %w", s.opts.Runner.Name(), err)
 	}
@@ -143,6 +149,33 @@ func (s *scheduler) sweep(ctx context.Context) error {
 		s.journal.add(&record{Kind: recordEnd, Job: l.Job, Attempt: l.Number, Status: StatusPending, Cause: CauseLost, Error: "kiln ended first"})
 	}
 	return s.sweepFolders()
+}
+
+// keep asks the runner which attempts go on, and returns the others.
+func (s *scheduler) keep(ctx context.Context, lost []Lost) ([]Lost, error) {
+	keeper, ok := s.opts.Runner.(Keeper)
+	if !ok {
+		return lost, nil
+	}
+	var wanted []Lost
+	for _, l := range lost {
+		// One without a digest was begun for a run that is over.
+		if i, ok := s.graph.index[l.Job]; ok && s.graph.jobs[i].Digest != "" && s.graph.jobs[i].Digest == s.book.jobs[l.Job].Digest {
+			wanted = append(wanted, l)
+		}
+	}
+	if len(wanted) == 0 {
+		return lost, nil
+	}
+	kept, err := keeper.Keep(ctx, wanted)
+	if err != nil {
+		return nil, err
+	}
+	s.kept = make(map[string]int, len(kept))
+	for _, l := range kept {
+		s.kept[l.Job] = l.Number
+	}
+	return slices.DeleteFunc(lost, func(l Lost) bool { return s.kept[l.Job] == l.Number }), nil
 }
 
 // sweepFolders removes the folders of attempts that nothing needs any more.
@@ -208,7 +241,7 @@ func (s *scheduler) begin() {
 		s.emit(Event{Job: job.ID, Kind: EventSubmitted})
 	}
 	for i := range s.tasks {
-		if t := &s.tasks[i]; s.reusable(t) {
+		if t := &s.tasks[i]; s.kept[t.job.ID] == 0 && s.reusable(t) {
 			f := t.known.Finished
 			t.report.Wall, t.report.Result, t.report.Dir = f.Wall, f.Result, t.known.folder(f.Attempt)
 			s.emit(Event{Job: t.job.ID, Kind: EventReused, Wall: f.Wall, PeakMemoryBytes: f.Result.PeakMemoryBytes, Dir: t.report.Dir})
@@ -216,11 +249,15 @@ func (s *scheduler) begin() {
 		}
 	}
 	for i := range s.tasks {
-		if t := &s.tasks[i]; !t.ended && t.waits == 0 {
+		switch t := &s.tasks[i]; {
+		case t.ended:
+		case s.kept[t.job.ID] > 0:
+			s.resume(t, s.kept[t.job.ID])
+		case t.waits == 0:
 			s.ready = append(s.ready, t)
 		}
 	}
-	slices.SortFunc(s.ready, order)
+	slices.SortFunc(s.ready, s.order)
 }
 
 func (s *scheduler) learnedByClass() map[string]Learned {
@@ -268,7 +305,11 @@ func (s *scheduler) reuse(t *task) bool {
 }
 
 // order is which of two ready tasks should start first.
-func order(a, b *task) int {
+func (s *scheduler) order(a, b *task) int {
+	if s.limits.memory < 0 {
+		// Nothing has to be packed here: the last to end is then the one that began too late.
+		return cmp.Or(cmp.Compare(b.expect, a.expect), cmp.Compare(b.counts.MemoryBytes, a.counts.MemoryBytes), cmp.Compare(a.index, b.index))
+	}
 	return cmp.Or(
 		cmp.Compare(b.counts.MemoryBytes, a.counts.MemoryBytes),
 		cmp.Compare(b.expect, a.expect),
@@ -399,7 +440,7 @@ func (s *scheduler) setTimer() {
 
 func (s *scheduler) makeReady(t *task) {
 	t.passed = 0
-	i, _ := slices.BinarySearchFunc(s.ready, t, order)
+	i, _ := slices.BinarySearchFunc(s.ready, t, s.order)
 	s.ready = slices.Insert(s.ready, i, t)
 }
 
@@ -455,16 +496,12 @@ func (s *scheduler) start(t *task, disk int64) {
 	number := t.known.Attempt + 1
 	t.attempt = &Attempt{
 		Job: *t.job, Number: number, Dir: t.known.folder(number), Earlier: t.known.earlier(t.job.Digest), Shrink: t.shrink, Resources: t.counts,
+		Expect: t.expect,
 	}
 	if len(t.attempt.Earlier) > 0 {
 		t.attempt.Previous = t.attempt.Earlier[0]
 	}
-	s.running++
-	s.used.CPU += t.counts.CPU
-	s.used.MemoryBytes += t.counts.MemoryBytes
-	s.used.DiskBytes += t.counts.DiskBytes
-	t.report.Attempts++
-	t.report.Dir = t.attempt.Dir
+	s.occupy(t)
 	resources := t.counts
 	s.journal.add(&record{
 		Kind: recordAttempt, Job: t.job.ID, Attempt: number, Digest: t.job.Digest, Class: t.job.Class, Shrink: t.shrink, Resources: &resources,
@@ -480,6 +517,25 @@ func (s *scheduler) start(t *task, disk int64) {
 		s.warn(t, fmt.Sprintf("counts with %s of disk, more than the %s that jobs may use: it runs alone",
 			bytesText(t.counts.DiskBytes), bytesText(disk)))
 	}
+	s.launches = append(s.launches, t)
+}
+
+// occupy counts an attempt.
+func (s *scheduler) occupy(t *task) {
+	s.running++
+	s.used.CPU += t.counts.CPU
+	s.used.MemoryBytes += t.counts.MemoryBytes
+	s.used.DiskBytes += t.counts.DiskBytes
+	t.report.Attempts++
+	t.report.Dir = t.attempt.Dir
+}
+
+// resume goes on with an attempt that is in the journal already.
+func (s *scheduler) resume(t *task, number int) {
+	t.attempt = &Attempt{Job: *t.job, Number: number, Dir: t.known.folder(number), Shrink: t.known.Shrink, Resources: t.counts, Expect: t.expect}
+	t.shrink, t.resumed = t.known.Shrink, true
+	s.occupy(t)
+	s.emit(Event{Job: t.job.ID, Attempt: number, Kind: EventStarted, Dir: t.attempt.Dir})
 	s.launches = append(s.launches, t)
 }
 
@@ -502,10 +558,30 @@ type limitError struct{ limit time.Duration }
 
 func (e *limitError) Error() string { return fmt.Sprintf("wall time limit of %v reached", e.limit) }
 
+// withLimit ends the context when the time is over; zero means no limit.
+func withLimit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if limit <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeoutCause(ctx, limit, &limitError{limit})
+}
+
+// limitCause makes a [CauseTime] of the error of an attempt whose time was over.
+func limitCause(ctx context.Context, err error) error {
+	over, ok := errors.AsType[*limitError](context.Cause(ctx))
+	switch {
+	case !ok || err == nil:
+		return err
+	case errors.Is(err, over):
+		return Fail(CauseTime, err)
+	}
+	return Fail(CauseTime, fmt.Errorf("%w: %w", over, err))
+}
+
 // launch runs an attempt in a goroutine of its own, which ends with the message of its result.
 func (s *scheduler) launch(t *task) {
-	a, clean := t.attempt, t.clean
-	t.clean = false
+	a, clean, resumed := t.attempt, t.clean, t.resumed
+	t.clean, t.resumed = false, false
 	ended := make(chan struct{})
 	a.emit = func(e Event) {
 		select {
@@ -515,20 +591,15 @@ func (s *scheduler) launch(t *task) {
 		}
 	}
 	go func() {
-		ctx, cancel := s.work, context.CancelFunc(func() {})
-		if limit := a.Job.WallLimit; limit > 0 {
-			ctx, cancel = context.WithTimeoutCause(ctx, limit, &limitError{limit})
+		limit := a.Job.WallLimit
+		if s.limits.queue {
+			limit = 0
 		}
+		ctx, cancel := withLimit(s.work, limit)
 		start := time.Now()
-		result, err := s.try(ctx, a, clean)
-		wall := time.Since(start)
-		if over, ok := errors.AsType[*limitError](context.Cause(ctx)); ok && err != nil {
-			if errors.Is(err, over) {
-				err = Fail(CauseTime, err)
-			} else {
-				err = Fail(CauseTime, fmt.Errorf("%w: %w", over, err))
-			}
-		}
+		result, err := s.try(ctx, a, clean, resumed)
+		wall := cmp.Or(result.Wall, time.Since(start))
+		err = limitCause(ctx, err)
 		cancel()
 		close(ended)
 		s.messages <- message{task: t, attempt: a, result: a.withUsed(result), err: err, wall: wall}
@@ -536,7 +607,10 @@ func (s *scheduler) launch(t *task) {
 }
 
 // try runs an attempt.
-func (s *scheduler) try(ctx context.Context, a *Attempt, clean bool) (Result, error) {
+func (s *scheduler) try(ctx context.Context, a *Attempt, clean, resumed bool) (Result, error) {
+	if resumed {
+		return callRunner(ctx, s.opts.Runner.(Keeper).Resume, a)
+	}
 	if clean && s.opts.CleanDisk != nil {
 		s.cleanDisk.Lock()
 		err := s.opts.CleanDisk(ctx)
@@ -548,11 +622,11 @@ func (s *scheduler) try(ctx context.Context, a *Attempt, clean bool) (Result, er
 	if err := makeFolder(a.Dir); err != nil {
 		return Result{}, err
 	}
-	return callRunner(ctx, s.opts.Runner, a)
+	return callRunner(ctx, s.opts.Runner.Run, a)
 }
 
 // callRunner makes an attempt, and an error of whatever else a runner may do.
-func callRunner(ctx context.Context, runner Runner, a *Attempt) (result Result, err error) {
+func callRunner(ctx context.Context, run func(context.Context, *Attempt) (Result, error), a *Attempt) (result Result, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = Fail(CauseFault, fmt.Errorf("the runner panicked: %v\n%s", p, debug.Stack()))
@@ -561,7 +635,7 @@ func callRunner(ctx context.Context, runner Runner, a *Attempt) (result Result, 
 			result.Outputs = nil
 		}
 	}()
-	result, err = runner.Run(ctx, a)
+	result, err = run(ctx, a)
 	if err == nil && len(result.Outputs) > 0 && !json.Valid(result.Outputs) {
 		err = errors.New("the runner's outputs are not JSON")
 	}
@@ -659,7 +733,7 @@ func (s *scheduler) judge(t *task, m message, r *record, e *Event) Status {
 		r.Status, e.Kind, e.Text = StatusCanceled, EventCanceled, text
 		return StatusCanceled
 	}
-	if s.retry(t, cause, m.result.PeakMemoryBytes) {
+	if s.retry(t, cause, m) {
 		r.Status, e.Kind, e.Delay = StatusPending, EventRetry, max(0, time.Until(t.retryAt))
 		return StatusPending
 	}
@@ -675,7 +749,7 @@ func (s *scheduler) judge(t *task, m message, r *record, e *Event) Status {
 }
 
 // retry decides on another attempt after a failure, and how it differs.
-func (s *scheduler) retry(t *task, cause Cause, peak int64) bool {
+func (s *scheduler) retry(t *task, cause Cause, m message) bool {
 	if t.tries == nil {
 		t.tries = make(map[Cause]int)
 	}
@@ -691,7 +765,7 @@ func (s *scheduler) retry(t *task, cause Cause, peak int64) bool {
 		}
 		t.shrink++
 		// It needed at least this, and would have gone on.
-		t.counts.MemoryBytes = max(t.counts.MemoryBytes, withMargin(peak))
+		t.counts.MemoryBytes = max(t.counts.MemoryBytes, withMargin(m.result.PeakMemoryBytes))
 	case CauseNetwork, CauseLost:
 		delay := s.opts.RetryDelay
 		for range t.tries[cause] - 1 {
@@ -700,6 +774,8 @@ func (s *scheduler) retry(t *task, cause Cause, peak int64) bool {
 		t.retryAt = time.Now().Add(delay)
 	case CauseDisk:
 		t.clean = true
+	case CausePaused:
+		t.expect = 2 * max(t.expect, m.wall)
 	}
 	return true
 }
@@ -765,6 +841,8 @@ func (s *scheduler) end(t *task, status Status) {
 		d := &s.tasks[i]
 		switch {
 		case d.ended:
+		case d.attempt != nil: // begun by an earlier process, when what it needs was there
+			d.waits--
 		case status == StatusDone || status == StatusReused:
 			// While jobs are being submitted, begin looks for those that wait for nothing.
 			if d.waits--; d.waits == 0 && s.timer != nil {

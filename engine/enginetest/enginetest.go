@@ -26,6 +26,9 @@ import (
 type Config struct {
 	// New returns a runner whose attempts call [Perform]. It is called once a test.
 	New func(t *testing.T) engine.Runner
+	// Again returns a second runner that knows nothing but what the first left on disk, as after a restart. It is needed
+	// for an [engine.Keeper].
+	Again func(t *testing.T, first engine.Runner) engine.Runner
 	// Dir returns an empty folder that all workers see at the same path. Nil means t.TempDir.
 	Dir func(t *testing.T) string
 	// Processes counts the processes whose environment has an entry, wherever workers run. Nil means
@@ -42,8 +45,9 @@ type Work struct {
 	// Tree is an entry of the environment of a tree of processes that do not want to end; the attempt
 	// goes on when they are there, and does not wait for them.
 	Tree string `json:"tree,omitempty"`
-	// Ready is a file that is made then; the attempt waits for the end of its context.
+	// Ready is a file that is made then; the attempt waits for the end of its context, or for the file Until if that is set.
 	Ready string `json:"ready,omitempty"`
+	Until string `json:"until,omitempty"`
 	// FirstError is how the first attempt ends, Error all of them.
 	FirstError *Failure      `json:"first_error,omitempty"`
 	Error      *Failure      `json:"error,omitempty"`
@@ -117,8 +121,17 @@ func Perform(ctx context.Context, a *engine.Attempt) (engine.Result, error) {
 		if err := os.WriteFile(w.Ready, nil, 0o666); err != nil {
 			return engine.Result{}, err
 		}
-		<-ctx.Done()
-		return engine.Result{}, context.Cause(ctx)
+		for until := false; !until; {
+			select {
+			case <-ctx.Done():
+				return engine.Result{}, context.Cause(ctx)
+			case <-time.After(5 * time.Millisecond):
+			}
+			if w.Until != "" {
+				_, err := os.Stat(w.Until)
+				until = err == nil
+			}
+		}
 	}
 	if w.FirstError != nil && a.Number == 1 {
 		return w.Result, w.FirstError.err()
@@ -173,6 +186,8 @@ func Run(t *testing.T, c Config) {
 		{"WallLimit", (*suite).wallLimit},
 		{"NothingLeft", (*suite).nothingLeft},
 		{"Sweep", (*suite).sweep},
+		{"Keep", (*suite).keep},
+		{"KeepNot", (*suite).keepNot},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -446,5 +461,81 @@ func (s *suite) sweep() {
 	}
 	if j := s.run(s.job("a", Work{}))[0]; j.Status != engine.StatusDone {
 		s.t.Errorf("%+v", j)
+	}
+}
+
+// abandoned begins an attempt as a process that is killed would leave it, and returns once it is at work, with the runner of the next process.
+func (s *suite) abandoned(w Work) (second engine.Keeper, a *engine.Attempt, lost engine.Lost) {
+	first, ok := s.opts.Runner.(engine.Keeper)
+	if !ok {
+		s.t.Skip("its attempts end with the process")
+	}
+	if s.Again == nil {
+		s.t.Fatal("Config.Again is needed for a Keeper")
+	}
+	dir := filepath.Join(s.opts.Dir, "attempts", "a.1")
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := first.Sweep(s.t.Context(), nil); err != nil {
+		s.t.Fatal(err)
+	}
+	job := s.job("a", w)
+	// The first runner is not killed, but nobody listens to it any more. It ends with its attempt.
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = first.Run(s.t.Context(), engine.NewAttempt(job, 1, dir, nil))
+	}()
+	s.t.Cleanup(func() { <-ended })
+	s.waitFor(s.t.Context(), w.Ready)
+	second, ok = s.Again(s.t, first).(engine.Keeper)
+	if !ok {
+		s.t.Fatal("Config.Again did not return a Keeper")
+	}
+	return second, engine.NewAttempt(job, 1, dir, nil), engine.Lost{Job: "a", Number: 1, Dir: dir}
+}
+
+// keep: an attempt outlives the process that began it.
+func (s *suite) keep() {
+	dir := filepath.Dir(s.opts.Dir)
+	w := Work{File: "made", Ready: filepath.Join(dir, "ready"), Until: filepath.Join(dir, "until"), Result: engine.Result{DiskBytes: 5, Outputs: json.RawMessage(`1`)}}
+	second, a, lost := s.abandoned(w)
+	unknown := engine.Lost{Job: "b", Number: 1, Dir: filepath.Join(filepath.Dir(lost.Dir), "b.1")}
+	kept, err := second.Keep(s.t.Context(), []engine.Lost{unknown, lost})
+	if err != nil || !slices.Equal(kept, []engine.Lost{lost}) {
+		s.t.Fatalf("kept %v, %v", kept, err)
+	}
+	if err := second.Sweep(s.t.Context(), []engine.Lost{unknown}); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.WriteFile(w.Until, nil, 0o666); err != nil {
+		s.t.Fatal(err)
+	}
+	result, err := second.Resume(s.t.Context(), a)
+	if err != nil || result.DiskBytes != 5 || string(result.Outputs) != "1" {
+		s.t.Errorf("%+v, %v", result, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(a.Dir, "made")); err != nil || string(text) != "1" {
+		s.t.Errorf("made: %q, %v", text, err)
+	}
+}
+
+// keepNot: one that is not wanted any more is ended by Sweep.
+func (s *suite) keepNot() {
+	mark := "KILN_ENGINETEST=" + rand.Text()
+	second, _, lost := s.abandoned(Work{Tree: mark, Ready: filepath.Join(filepath.Dir(s.opts.Dir), "ready")})
+	if err := second.Sweep(s.t.Context(), []engine.Lost{lost}); err != nil {
+		s.t.Fatal(err)
+	}
+	count := s.Processes
+	if count == nil {
+		if runtime.GOOS != "linux" {
+			return
+		}
+		count = countProcesses
+	}
+	if n := count(s.t, mark); n > 0 {
+		s.t.Errorf("%d processes are left", n)
 	}
 }

@@ -1,0 +1,116 @@
+package slurm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kiln-build/kiln/engine"
+)
+
+// abandoner forgets its attempts when the run ends, as a process that is killed does: nobody cancels the jobs.
+type abandoner struct{ engine.Keeper }
+
+func (r abandoner) Run(ctx context.Context, a *engine.Attempt) (engine.Result, error) {
+	type answer struct {
+		result engine.Result
+		err    error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		result, err := r.Keeper.Run(context.WithoutCancel(ctx), a)
+		got <- answer{result, err}
+	}()
+	select {
+	case v := <-got:
+		return v.result, v.err
+	case <-ctx.Done():
+		return engine.Result{}, context.Cause(ctx)
+	}
+}
+
+// crash runs jobs until a moment, and leaves everything as a kill in that moment would.
+func (s *site) crash(at time.Duration, jobs []engine.Job) {
+	s.t.Helper()
+	ctx, kill := context.WithCancelCause(s.t.Context())
+	defer kill(nil)
+	path := filepath.Join(s.run.Dir, "journal.jsonl")
+	var journal []byte
+	time.AfterFunc(at, func() {
+		var err error
+		if journal, err = os.ReadFile(path); err != nil {
+			s.t.Error(err)
+		}
+		kill(errors.New("killed"))
+	})
+	opts := s.run
+	opts.Runner = abandoner{s.runner()}
+	if _, err := engine.Run(ctx, jobs, opts); err == nil {
+		s.t.Fatal("the run ended too early")
+	}
+	if err := os.WriteFile(path, journal, 0o666); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// TestRestart: kiln is killed at several moments and started again. Its jobs go on, and nothing is built twice.
+func TestRestart(t *testing.T) {
+	for _, at := range []time.Duration{time.Second, 16 * time.Second, 3 * time.Minute, 15 * time.Minute} {
+		t.Run(at.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t, 2, 8)
+				s.run.Jobs = 8
+				var jobs []engine.Job
+				for i := range 12 {
+					jobs = append(jobs, row(fmt.Sprintf("r%02d", i), 600, 4))
+				}
+				s.crash(at, jobs)
+				before := s.fake.calls["sbatch"]
+				report, err := s.start(t.Context(), jobs...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, j := range report.Jobs {
+					if j.Status != engine.StatusDone && j.Status != engine.StatusReused || j.Attempts > 1 {
+						t.Errorf("%s: %s in %d attempts: %s", j.ID, j.Status, j.Attempts, j.Reason)
+					}
+				}
+				built := 0
+				for key, n := range s.fake.starts {
+					built += n
+					if n != 1 {
+						t.Errorf("%s was started %d times", key, n)
+					}
+				}
+				// A kill before sbatch was called leaves nothing; the frozen twin of this test's first process may submit later.
+				if at > 2*time.Second && (built != 12 || before == 0 || s.fake.calls["scancel"] > 0) {
+					t.Errorf("%d starts, %d submissions before, %v", built, before, s.fake.calls)
+				}
+				s.nothingLeft()
+			})
+		})
+	}
+}
+
+// TestRestartOtherPlan: after a restart with other rows, the jobs of the old ones are ended.
+func TestRestartOtherPlan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 2, 8)
+		s.crash(3*time.Minute, []engine.Job{row("old", 6000, 4), row("same", 600, 4), row("changed", 6000, 4)})
+		changed := row("changed", 60, 4)
+		changed.Digest = "2"
+		start := time.Now()
+		s.finish(s.start(t.Context(), row("same", 600, 4), changed))
+		if d := time.Since(start); d > 15*time.Minute {
+			t.Errorf("took %v", d)
+		}
+		if s.fake.calls["scancel"] == 0 {
+			t.Error("nothing was canceled")
+		}
+	})
+}

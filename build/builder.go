@@ -60,6 +60,15 @@ type Options struct {
 	CacheBytes int64
 	// Remote is a compile cache that is shared with other machines; an empty address means none.
 	Remote RemoteCache
+	// SlotsDir is the folder in which all kilns of a machine say what their compilers use. The default is one
+	// in the system's folder for temporary files.
+	SlotsDir string
+	// Cluster, if set, makes the attempts on other machines, which call [RowRunner]; CPU and MemoryBytes are then what one row
+	// may use. StateDir, DistDir and Dir have to be at the same paths there.
+	Cluster engine.Keeper
+	// Scratch is a folder of each machine's own for work folders and caches, which then are not in StateDir; empty means
+	// that they are.
+	Scratch string
 	// HaveGPU says that tests may use a GPU of this machine.
 	HaveGPU bool
 	// Rebuild builds also what is there already; Retest tests it again.
@@ -74,6 +83,7 @@ type Options struct {
 
 	sources *sources
 	owner   string
+	site    string // the owner without the row: names the folder in Scratch
 	share   *sharing
 }
 
@@ -190,7 +200,15 @@ func (n Network) client() (*http.Client, error) {
 	return &http.Client{Transport: transport, Timeout: 10 * time.Minute}, nil
 }
 
-func (o *Options) cacheDir() string { return filepath.Join(o.StateDir, "cache") }
+func (o *Options) cacheDir() string { return filepath.Join(o.localDir(), "cache") }
+
+// localDir is where work folders and caches are.
+func (o *Options) localDir() string {
+	if o.Scratch == "" {
+		return o.StateDir
+	}
+	return filepath.Join(o.Scratch, "kiln-"+o.site)
+}
 
 // path returns a path of packages.yml.
 func (o *Options) path(p string) string {
@@ -231,22 +249,28 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 	if err != nil {
 		return nil, err
 	}
-	if err := opts.startSharing(ctx); err != nil {
-		return nil, fmt.Errorf("share compiles: %w", err)
+	if opts.Cluster == nil {
+		if err := opts.startSharing(ctx); err != nil {
+			return nil, fmt.Errorf("share compiles: %w", err)
+		}
 	}
-	runner := engine.Local(func(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
+	local := engine.Local(func(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
 		recipe := recipes[try.Job.ID]
 		if reason := opts.foreign(&recipe.Row); reason != "" {
 			return engine.Result{}, engine.Skip(reason)
 		}
 		return runAttempt(ctx, &opts, recipe, try)
 	})
-	runner.OnSweep = func(ctx context.Context, _ []engine.Lost) error {
+	local.OnSweep = func(ctx context.Context, _ []engine.Lost) error {
 		_, err := opts.Sandboxes.Sweep(ctx, opts.owner)
 		return err
 	}
+	runner, cpu, memory := engine.Runner(local), opts.CPU, opts.MemoryBytes
+	if opts.Cluster != nil {
+		runner, cpu, memory = &clusterRows{opts.Cluster, &opts, recipes}, 0, 0
+	}
 	report, err := engine.Run(ctx, jobs, engine.Options{
-		Dir: opts.StateDir, Runner: runner, CPU: opts.CPU, MemoryBytes: opts.MemoryBytes, Jobs: opts.Jobs, FailFast: opts.FailFast,
+		Dir: opts.StateDir, Runner: runner, CPU: cpu, MemoryBytes: memory, Jobs: opts.Jobs, FailFast: opts.FailFast,
 		OnEvent: opts.OnEvent, Log: opts.Log, CleanDisk: opts.cleanDisk, Reuse: opts.stillThere,
 	})
 	err = errors.Join(err, opts.stopSharing())
@@ -258,7 +282,7 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 		r := RowResult{Row: rows[i], JobReport: job}
 		if job.Status == engine.StatusDone || job.Status == engine.StatusReused {
 			var bad error
-			if r.Record, bad = readRecord(opts.recordPath(rows[i].ID)); bad != nil {
+			if r.Record, bad = opts.finishedRecord(ctx, rows[i].ID); bad != nil {
 				err = errors.Join(err, bad)
 			}
 		}
@@ -411,6 +435,7 @@ func (o *Options) ownerID() error {
 		return err
 	}
 	o.owner = strings.TrimSpace(string(text))
+	o.site = o.owner
 	return nil
 }
 

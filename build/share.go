@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,26 +50,36 @@ func (o *Options) startSharing(ctx context.Context) (err error) {
 		return nil
 	}
 	s := &sharing{}
-	if s.dir, err = os.MkdirTemp("", "kiln-"); err != nil {
+	var lock *os.File
+	if s.dir, lock, err = newRunDir(); err != nil {
 		return err
+	}
+	remove := func() {
+		os.RemoveAll(s.dir)
+		_ = lock.Close()
 	}
 	defer func() {
 		if err != nil {
-			os.RemoveAll(s.dir)
+			remove()
 		}
 	}()
-	cpu, memory := o.CPU, o.MemoryBytes
-	if cpu == 0 {
-		cpu = runtime.GOMAXPROCS(0)
+	memory, err := engine.MachineMemory()
+	if err != nil {
+		return fmt.Errorf("find the memory of this machine: %w", err)
 	}
-	if memory == 0 {
-		m, err := engine.MachineMemory()
+	whole := slotSum{runtime.GOMAXPROCS(0), memory.BudgetBytes()}
+	own := slotSum{cmp.Or(o.CPU, whole.CPU), cmp.Or(o.MemoryBytes, whole.MemoryBytes)}
+	s.pool = newSlotPool(own.CPU, own.MemoryBytes, readPeaks(o.peaksPath()))
+	// Who says that there is more than was found is believed.
+	limit := slotSum{max(own.CPU, whole.CPU), max(own.MemoryBytes, whole.MemoryBytes)}
+	if err := s.pool.join(cmp.Or(o.SlotsDir, machineDir(memory.Source == "cgroup")), limit); err != nil {
+		o.Log.Warn("compilers of other kilns on this machine are not counted", "error", err)
+	}
+	defer func() {
 		if err != nil {
-			return fmt.Errorf("find the memory of this machine: %w", err)
+			s.pool.leave()
 		}
-		memory = m.BudgetBytes()
-	}
-	s.pool = newSlotPool(cpu, memory, readPeaks(o.peaksPath()))
+	}()
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", filepath.Join(s.dir, slotsSocket))
 	if err != nil {
 		return err
@@ -90,7 +101,8 @@ func (o *Options) startSharing(ctx context.Context) (err error) {
 		if remote != nil {
 			remote.stop()
 		}
-		os.RemoveAll(s.dir)
+		s.pool.leave()
+		remove()
 	}
 	o.share = s
 	return nil

@@ -9,20 +9,27 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// slotPool bounds what all compilers of all rows use at once. The one that is known to need most memory goes first;
-// smaller ones fill the gaps, but not forever.
+// slotPool bounds what all compilers of all rows use at once, in this kiln and in all kilns of the machine. The one that is
+// known to need most memory goes first; smaller ones fill the gaps, but not forever.
 type slotPool struct {
 	cpu         int
 	memoryBytes int64
 
 	mu      sync.Mutex
-	used    launcher.SlotRequest // sums of CPU and MemoryBytes
+	used    slotSum
 	running int
+	// machine has the other kilns of this machine; nil means that they are not asked. others is what they use, known while
+	// schedule runs; again looks once more when they may have given something back.
+	machine *machine
+	claim   claim
+	others  others
+	again   *time.Timer
 	waiting []*slotWaiter
 	units   map[string]*slotUnit
 	peaks   map[string]int64 // learned, by SlotRequest.File
@@ -90,8 +97,85 @@ func (p *slotPool) release(w *slotWaiter, report launcher.SlotReport) {
 	}
 }
 
-// schedule starts what may start.
+// join makes the pool one of those of the machine, which together stay within the limits of the machine.
+func (p *slotPool) join(dir string, limit slotSum) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.claim.Limit = limit
+	m, err := openMachine(dir, &p.claim)
+	if err != nil {
+		return err
+	}
+	p.machine = m
+	return nil
+}
+
+// leave takes the pool out of the machine's.
+func (p *slotPool) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.again != nil {
+		p.again.Stop()
+	}
+	if p.machine != nil {
+		p.machine.close()
+		p.machine = nil
+	}
+}
+
+// schedule starts what may start, here and with regard to the other kilns of the machine.
 func (p *slotPool) schedule() {
+	if p.machine == nil {
+		p.others = others{}
+		p.start()
+		return
+	}
+	all, err := p.machine.begin(p.claim.name)
+	now := time.Now()
+	p.others = p.claim.sum(all, now)
+	waits := p.start()
+	p.claim.Running, p.claim.slotSum = p.running, p.used
+	switch {
+	case !waits:
+		p.claim.Wanted, p.claim.Beat = time.Time{}, time.Time{}
+	case p.claim.Wanted.IsZero():
+		p.claim.Wanted, p.claim.Beat = now, now
+	case now.Sub(p.claim.Beat) > machineBeat/4:
+		p.claim.Beat = now
+	}
+	if err := errors.Join(err, p.machine.end(&p.claim)); err != nil {
+		// The folder is gone, or the disk is full: each for itself, rather than none.
+		p.machine.close()
+		p.machine, p.others = nil, others{}
+		p.start()
+		return
+	}
+	if waits {
+		if p.again == nil {
+			p.again = time.AfterFunc(machinePoll, p.look)
+		} else {
+			p.again.Reset(machinePoll)
+		}
+	}
+}
+
+// look schedules what waited for other kilns.
+func (p *slotPool) look() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.machine != nil {
+		p.schedule()
+	}
+}
+
+// start starts what fits. It reports whether something waits for nothing but other kilns.
+func (p *slotPool) start() (waits bool) {
+	started := false
+	defer func() {
+		if started {
+			p.claim.Wanted = time.Time{} // the next one waits from now on
+		}
+	}()
 	for {
 		next := -1
 		blocked := false
@@ -107,12 +191,13 @@ func (p *slotPool) schedule() {
 			}
 		}
 		if next < 0 {
-			return
+			return false
 		}
 		first := next
 		if !p.fits(p.waiting[next]) {
+			waits = p.fitsHere(p.waiting[next])
 			if blocked {
-				return
+				return waits
 			}
 			next = -1
 			for i, w := range p.waiting {
@@ -121,7 +206,7 @@ func (p *slotPool) schedule() {
 				}
 			}
 			if next < 0 {
-				return
+				return waits
 			}
 			p.waiting[first].passed++
 		}
@@ -137,6 +222,7 @@ func (p *slotPool) schedule() {
 			p.units[unit].busy = true
 		}
 		close(w.ready)
+		started = true
 	}
 }
 
@@ -154,8 +240,21 @@ func (p *slotPool) free(w *slotWaiter) bool {
 	return w.request.Unit == "" || u == nil || !u.busy || u.misses > 1
 }
 
-// fits reports whether there is room. What is larger than everything runs alone.
+// fits reports whether there is room, here and in the machine. What is larger than everything runs alone.
 func (p *slotPool) fits(w *slotWaiter) bool {
+	if !p.fitsHere(w) {
+		return false
+	}
+	if o := &p.others; o.first {
+		return false
+	} else if o.running > 0 {
+		return p.used.CPU+o.CPU+w.request.CPU <= o.limit.CPU && p.used.MemoryBytes+o.MemoryBytes+w.request.MemoryBytes <= o.limit.MemoryBytes
+	}
+	return true
+}
+
+// fitsHere reports whether there is room within what this kiln may use.
+func (p *slotPool) fitsHere(w *slotWaiter) bool {
 	if p.running == 0 {
 		return true
 	}

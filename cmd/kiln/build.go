@@ -37,6 +37,9 @@ type buildFlags struct {
 	indexURL, torchIndex, image string
 	engineArgs, containerArgs   []string
 	containerNetwork            string
+
+	slurmConfig string
+	slurmArgs   []string
 }
 
 func (f *buildFlags) register(cmd *cobra.Command) {
@@ -60,7 +63,12 @@ func (f *buildFlags) register(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.engineArgs, "engine-arg", nil, "an `argument` for every call of podman or docker, such as --runtime=runc")
 	flags.StringArrayVar(&f.containerArgs, "container-arg", nil, "an `argument` for every container, such as --device=nvidia.com/gpu=all")
 	flags.StringVar(&f.containerNetwork, "container-network", "", "the network of containers that may have one (default: the engine's)")
-	complete(cmd, "runner", "host", "podman", "docker")
+	runners := []string{"host", "podman", "docker"}
+	if cmd.Name() == "build" {
+		runners = append(runners, "slurm")
+		flags.Lookup("runner").Usage = "where rows are built: host, podman, docker or slurm"
+	}
+	complete(cmd, "runner", runners...)
 	for _, name := range []string{"dist", "state"} {
 		_ = cmd.MarkFlagDirname(name)
 	}
@@ -109,6 +117,7 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 		URL: cmp.Or(f.cacheRemote, os.Getenv("KILN_CACHE_REMOTE")), User: os.Getenv("KILN_CACHE_USER"),
 		Password: os.Getenv("KILN_CACHE_PASSWORD"), Token: os.Getenv("KILN_CACHE_TOKEN"),
 	}
+	opts.SlotsDir = os.Getenv("KILN_SLOTS")
 	if opts.Compat, err = f.plan.compatTable(); err != nil {
 		return opts, err
 	}
@@ -127,9 +136,9 @@ func (f *buildFlags) sandboxes(a *app, name string, network build.Network) (buil
 			CABundle: network.CertFile, NetworkEnv: network.Proxies, LockDir: filepath.Join(f.stateDir(), "locks"), Log: a.log,
 		}), nil
 	case "slurm":
-		return nil, errors.New("--runner slurm is not there yet; use host, podman or docker")
+		return nil, errors.New("--runner slurm is for kiln build; use host, podman or docker here")
 	}
-	return nil, fmt.Errorf("--runner %q: use host, podman or docker", name)
+	return nil, fmt.Errorf("--runner %q: use host, podman, docker or, with kiln build, slurm", name)
 }
 
 // rows plans and returns the rows that were asked for by name, or all.
@@ -197,7 +206,11 @@ It may be stopped or killed at any time: the next kiln build continues.`,
 				fmt.Fprintln(a.stderr, "kiln: nothing to do: the plan has no rows")
 				return nil
 			}
-			opts, err := a.buildOptions(cmd.Context(), &flags)
+			buildOptions := a.buildOptions
+			if flags.runner == "slurm" {
+				buildOptions = func(ctx context.Context, f *buildFlags) (build.Options, error) { return a.useSlurm(ctx, cmd, f) }
+			}
+			opts, err := buildOptions(cmd.Context(), &flags)
 			if err != nil {
 				return err
 			}
@@ -226,6 +239,8 @@ It may be stopped or killed at any time: the next kiln build continues.`,
 		},
 	}
 	flags.register(cmd)
+	cmd.Flags().StringVar(&flags.slurmConfig, "slurm-config", "", "the `file` that says how Slurm is used (default $KILN_SLURM_CONFIG, or "+slurmFile+" if it exists)")
+	cmd.Flags().StringArrayVar(&flags.slurmArgs, "slurm-arg", nil, "an `argument` for sbatch, such as --nice=100")
 	cmd.Flags().BoolVar(&flags.rebuild, "rebuild", false, "build also what is there already")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
 	return cmd
@@ -298,6 +313,9 @@ func (a *app) printResult(result *build.Result) error {
 	done, reused := result.Count(engine.StatusDone), result.Count(engine.StatusReused)
 	fmt.Fprintf(a.stdout, "\n%d built, %d already there, %d failed, %d skipped in %s\n", done, reused,
 		result.Count(engine.StatusFailed, engine.StatusCanceled), result.Count(engine.StatusSkipped), ui.Duration(result.Ended.Sub(result.Started)))
+	if line := compileLine(result); line != "" {
+		fmt.Fprintln(a.stdout, line)
+	}
 	return nil
 }
 

@@ -86,7 +86,7 @@ func runAttempt(ctx context.Context, opts *Options, recipe *Recipe, try *engine.
 	defer logFile.Close()
 	a := &attempt{
 		Recipe: recipe, opts: opts, try: try, log: &tailWriter{to: logFile},
-		work: filepath.Join(opts.StateDir, "work", recipe.Row.ID),
+		work: filepath.Join(opts.localDir(), "work", recipe.Row.ID),
 	}
 	a.jobs = a.parallelism()
 	a.record = Record{Format: recordFormat, Recipe: recipe, Started: time.Now().UTC(), Attempt: try.Number, Jobs: a.jobs}

@@ -174,8 +174,20 @@ type task struct {
 	looks   int    // since it was to be ended
 	missing int    // how many answers of squeue in a row did not have it
 	beats   engine.WorkerState
-	still   time.Time // since when beats has not changed
+	still   time.Time   // since when beats has not changed
+	queued  func(error) // ends the stage of waiting; nil when it has ended
 	done    chan verdict
+}
+
+// QueueStage is the stage of an attempt that waits for Slurm to start it.
+const QueueStage = "queue"
+
+// started says that a task waits no more.
+func (t *task) started() {
+	if t.queued != nil {
+		t.queued(nil)
+		t.queued = nil
+	}
 }
 
 type verdict struct {
@@ -234,7 +246,7 @@ func (r *Runner) Run(ctx context.Context, a *engine.Attempt) (engine.Result, err
 	if err := a.Save(); err != nil {
 		return engine.Result{}, err
 	}
-	t := &task{a: a, request: r.request(a), done: make(chan verdict, 1)}
+	t := &task{a: a, request: r.request(a), done: make(chan verdict, 1), queued: a.Stage(QueueStage)}
 	r.mu.Lock()
 	if len(r.waiting) == 0 {
 		r.since = time.Now()
@@ -294,6 +306,7 @@ func (r *Runner) finish(t *task, result engine.Result, err error) {
 			os.RemoveAll(b.dir)
 		}
 	}
+	t.started()
 	t.done <- verdict{result, err}
 }
 
@@ -403,6 +416,9 @@ func (r *Runner) check(ctx context.Context, t *task, queue *queue) {
 		return
 	}
 	t.skipped = 0
+	if e != nil && !waiting(e.State) {
+		t.started()
+	}
 	result, ended, err := t.a.Poll()
 	if ended {
 		if engine.CauseOf(err) == engine.CausePaused && t.entry != nil && t.entry.State == "CANCELLED" {

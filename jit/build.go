@@ -342,7 +342,7 @@ func (b *builder) publish(base, module string, headers []Header, wall time.Durat
 		return Entry{}, err
 	}
 	m := Manifest{
-		Format: manifestFormat, Name: b.spec.Name, Module: b.plan.module, Size: info.Size(), SHA256: sum, Archs: b.plan.archs.String(),
+		Format: manifestFormat, Name: b.spec.Name, Module: b.plan.module, Size: info.Size(), SHA256: sum, Archs: b.plan.targets(),
 		Headers: headers, Made: time.Now().UTC(), Wall: wall,
 	}
 	entry := filepath.Dir(module)

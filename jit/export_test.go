@@ -2,8 +2,8 @@ package jit
 
 // For fuzzing and tables of what no exported function shows.
 var (
-	FindPybind   = findPybind
-	ShellLine    = shellLine
+	FindPybind = findPybind
+	ShellLine  = shellLine
 )
 
 // StatLine writes a line of a remembered answer and reads it again; ok says that the two are the same.

@@ -162,9 +162,7 @@ func Load(ctx context.Context, spec *Spec, opts Options) (*Result, error) {
 			if r.Source == SourceBuilt {
 				r.Source = SourceCache
 			}
-			if r.Key != "" {
-				touch(filepath.Dir(r.Path))
-			}
+			touch(l.store.folderOf(r.Path))
 			if opts.RememberAs != "" {
 				l.store.copyMemory(l.question(), opts.RememberAs)
 			}

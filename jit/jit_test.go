@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,7 +23,8 @@ import (
 	"github.com/kiln-build/kiln/toolchain"
 )
 
-// helperEnv makes the test binary load a module in another process: its value is the spec's path and the store's.
+// helperEnv makes the test binary load a module in another process: its value is the spec's path and the store's. Without a spec it
+// removes everything from the store.
 const helperEnv = "KILN_JIT_HELPER"
 
 func TestMain(m *testing.M) {
@@ -39,6 +41,10 @@ func TestMain(m *testing.M) {
 }
 
 func helper(file, dir string) error {
+	if file == "" {
+		r, err := (&jit.Store{Dir: dir}).GC(context.Background(), jit.GCOptions{MaxBytes: -1, Keep: -1})
+		return errors.Join(err, json.NewEncoder(os.Stdout).Encode(r))
+	}
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -556,4 +562,66 @@ func TestGC(t *testing.T) {
 	}
 	// A module that is gone is compiled again, although it is remembered.
 	p.load(opts, jit.SourceBuilt, false, "2")
+}
+
+// TestGCTogether: several processes that clear one store remove everything once, without an error.
+func TestGCTogether(t *testing.T) {
+	t.Parallel()
+	store := &jit.Store{Dir: filepath.Join(t.TempDir(), "store")}
+	const n = 40
+	for i := range n {
+		dir := filepath.Join(store.Dir, "v1", fmt.Sprintf("m%d", i%3), fmt.Sprintf("%032x-%016x", i, i))
+		name, text := "manifest.json", `{"format": "kiln-jit/1", "name": "m", "module": "m.so"}`
+		if i%4 == 0 {
+			dir, name = filepath.Join(filepath.Dir(dir), fmt.Sprintf("wheel.%032x", i), "pkg"), "m.so"
+			writeFile(t, filepath.Join(filepath.Dir(dir), "complete.json"), "{}")
+		}
+		writeFile(t, filepath.Join(dir, name), text)
+		// What processes leave that were killed in the middle.
+		writeFile(t, filepath.Join(store.Dir, "v1", "tmp", fmt.Sprintf("m-%d", i), "obj", "x.o"), "")
+		writeFile(t, filepath.Join(store.Dir, "v1", "tmp", fmt.Sprintf("m-%d.lock", i)), "")
+	}
+	var cmds []*exec.Cmd
+	outs := make([]bytes.Buffer, 4)
+	for i := range outs {
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), helperEnv+"=|"+store.Dir)
+		cmd.Stdout, cmd.Stderr = &outs[i], &outs[i]
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		cmds = append(cmds, cmd)
+	}
+	removed, leftovers := map[string]int{}, 0
+	for i, cmd := range cmds {
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("process %d: %v\n%s", i, err, &outs[i])
+		}
+		var r jit.GCReport
+		if err := json.Unmarshal(outs[i].Bytes(), &r); err != nil {
+			t.Fatalf("process %d: %v\n%s", i, err, &outs[i])
+		}
+		for _, e := range r.Removed {
+			removed[e.Dir]++
+		}
+		leftovers += r.Leftovers
+	}
+	if len(removed) != n || slices.Max(slices.Collect(maps.Values(removed))) != 1 || leftovers != n {
+		t.Errorf("%d entries and %d leftovers were removed, want %d of each, once: %v", len(removed), leftovers, n, removed)
+	}
+	for _, pattern := range []string{"v1/m*/*-*", "v1/m*/wheel*", "v1/tmp/*"} {
+		if left, err := filepath.Glob(filepath.Join(store.Dir, filepath.FromSlash(pattern))); err != nil || len(left) > 0 {
+			t.Errorf("left: %q, %v", left, err)
+		}
+	}
+}
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -35,11 +35,15 @@ type plan struct {
 	units    []unit
 	link     []string // without the objects
 	archs    compat.ArchList
+	gfx      compat.GfxList
 	launcher string // a compiler cache in front of compilers, or ""
 	warnings []string
 	inputs   Inputs
 	files    []string // everything that was looked at: a change of one makes another plan
 }
+
+// targets are the GPUs that are compiled for.
+func (p *plan) targets() string { return orElse(p.archs.String(), p.gfx.String()) }
 
 // The places of a command that differ from run to run.
 const (
@@ -78,6 +82,9 @@ func newPlan(spec *Spec, m *toolchain.Machine, opts *Options) (*plan, error) {
 		return nil, &Error{Name: spec.Name, Diagnoses: d}
 	}
 	if err := p.selectArchs(); err != nil {
+		return nil, err
+	}
+	if err := p.selectGfx(); err != nil {
 		return nil, err
 	}
 	p.commands()
@@ -185,6 +192,34 @@ func (p *planner) selectArchs() error {
 		return &Error{Name: p.spec.Name, Diagnoses: []toolchain.Diagnosis{newDiagnosis("arch-unsupported", err.Error(), fix)}}
 	}
 	p.archs, p.warnings = choice.List, choice.Warnings
+	return nil
+}
+
+// selectGfx is selectArchs for AMD: PYTORCH_ROCM_ARCH, else the GPUs of this machine, else what hipcc takes by itself.
+func (p *planner) selectGfx() error {
+	if !p.hip || hasPrefix(p.spec.Flags.HIP, "--offload-arch") {
+		return nil
+	}
+	const name = "PYTORCH_ROCM_ARCH"
+	list, err := compat.ParseGfxList(p.opts.getenv(name))
+	if err != nil {
+		return &Error{Name: p.spec.Name, Diagnoses: []toolchain.Diagnosis{newDiagnosis("arch-unsupported", name+": "+err.Error(), "export "+name+`="gfx90a gfx1100"`)}}
+	}
+	if len(list.Items()) == 0 {
+		var targets []string
+		for _, g := range p.m.GPUs {
+			if g.Target != "" && !g.Hidden {
+				targets = append(targets, g.Target)
+			}
+		}
+		if list, err = compat.ParseGfxList(strings.Join(targets, " ")); err != nil {
+			return fmt.Errorf("GPUs of this machine: %w", err)
+		}
+	}
+	if len(list.Items()) == 0 {
+		p.warnings = append(p.warnings, "there is no AMD GPU here and "+name+" is not set: compiling for hipcc's default")
+	}
+	p.gfx = list
 	return nil
 }
 
@@ -332,19 +367,7 @@ func (p *planner) hipcc(common []string, standard string) []string {
 	if p.spec.Torch {
 		argv = append(argv, "-DCUDA_HAS_FP16=1", "-D__HIP_NO_HALF_OPERATORS__=1", "-D__HIP_NO_HALF_CONVERSIONS__=1", "-DWITH_HIP")
 	}
-	list, err := compat.ParseGfxList(p.opts.getenv("PYTORCH_ROCM_ARCH"))
-	if err == nil && len(list.Items()) == 0 {
-		var targets []string
-		for _, g := range p.m.GPUs {
-			if g.Target != "" {
-				targets = append(targets, g.Target)
-			}
-		}
-		list, err = compat.ParseGfxList(strings.Join(targets, " "))
-	}
-	if err == nil && !hasPrefix(flags, "--offload-arch") {
-		argv = append(argv, list.OffloadFlags()...)
-	}
+	argv = append(argv, p.gfx.OffloadFlags()...)
 	if !hasPrefix(flags, "-fgpu-rdc") && !hasPrefix(flags, "-fno-gpu-rdc") {
 		argv = append(argv, "-fno-gpu-rdc")
 	}

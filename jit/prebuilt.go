@@ -41,6 +41,7 @@ func (l *loader) prebuilt(ctx context.Context) (*Result, error) {
 		if file == "" {
 			continue
 		}
+		touch(l.store.folderOf(file))
 		l.watched = append(l.watched, w)
 		ok, err := l.accept(ctx, file, l.spec.Name)
 		if err != nil {
@@ -385,9 +386,8 @@ func (l *loader) unpack(ctx context.Context, file string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Not with a dash: it is no entry, and has no inputs.
-	target := filepath.Join(l.store.dir(), l.spec.Name, "wheel."+sum[:keyLength])
-	if _, err := os.Stat(filepath.Join(target, "complete.json")); err == nil {
+	target := filepath.Join(l.store.dir(), l.spec.Name, wheelPrefix+sum[:keyLength])
+	if _, err := os.Stat(filepath.Join(target, wheelName)); err == nil {
 		return filepath.Join(target, filepath.FromSlash(member)), nil
 	}
 	if err := l.usable(); err != nil {
@@ -413,7 +413,7 @@ func (l *loader) unpack(ctx context.Context, file string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.WriteFile(filepath.Join(work.path, "entry", "complete.json"), text, 0o666); err != nil {
+	if err := os.WriteFile(filepath.Join(work.path, "entry", wheelName), text, 0o666); err != nil {
 		return "", err
 	}
 	if err := os.MkdirAll(filepath.Dir(target), 0o777); err != nil {

@@ -2,12 +2,14 @@ package jit_test
 
 import (
 	"archive/zip"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kiln-build/kiln/jit"
 )
@@ -76,6 +78,34 @@ func TestPrebuilt(t *testing.T) {
 		t.Errorf("path %s, rejected %v", r.Path, r.Rejected)
 	}
 	p.load(p.options(), jit.SourcePrebuilt, true, "42")
+
+	// What was unpacked goes when it was not used for longest, and is unpacked again when it is.
+	folder := filepath.Dir(filepath.Dir(r.Path))
+	store := &jit.Store{Dir: p.store}
+	if report, err := store.GC(t.Context(), jit.GCOptions{MaxBytes: -1}); err != nil || len(report.Removed) > 0 {
+		t.Errorf("what was just used is removed: %v, %v", report.Removed, err)
+	}
+	old := time.Now().Add(-48 * time.Hour)
+	if err := os.Chtimes(folder+".used", old, old); err != nil {
+		t.Fatal(err)
+	}
+	p.load(p.options(), jit.SourcePrebuilt, true, "42")
+	if info, err := os.Stat(folder + ".used"); err != nil || info.ModTime().Equal(old) {
+		t.Errorf("the use was not noted: %v", err)
+	}
+	if err := os.Chtimes(folder+".used", old, old); err != nil {
+		t.Fatal(err)
+	}
+	report, err := store.GC(t.Context(), jit.GCOptions{MaxBytes: -1})
+	if err != nil || len(report.Removed) != 1 || report.Removed[0].Dir != folder || report.RemovedBytes < int64(len(module)) {
+		t.Errorf("removed %+v, %v; want %s", report.Removed, err, folder)
+	}
+	for _, path := range []string{folder, folder + ".used"} {
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", path, err)
+		}
+	}
+	p.load(p.options(), jit.SourcePrebuilt, false, "42")
 }
 
 // pythonTag is the tag of wheels for an interpreter.

@@ -20,7 +20,8 @@ import (
 // Store keeps compiled modules in a folder:
 //
 //	v1/NAME/KEY/         one module with its manifest, inputs and log; never changed once it is there
-//	v1/NAME/KEY.used     its time is that of the last use
+//	v1/NAME/wheel.SUM/   the native files of a wheel that a prebuilt module is in
+//	v1/NAME/….used       its time is that of the last use of the folder
 //	v1/NAME/BASE.lock    held by the process that compiles; never removed
 //	v1/tmp/              work folders, each with a lock: one that nobody holds is a leftover
 //	v1/failed/           what did not compile, for ten minutes
@@ -40,6 +41,8 @@ const (
 	inputsName   = "key.json"
 	logName      = "build.log"
 	usedSuffix   = ".used"
+	wheelPrefix  = "wheel." // without a dash: it is no entry, and has no inputs
+	wheelName    = "complete.json"
 
 	manifestFormat = "kiln-jit/1"
 )
@@ -134,20 +137,57 @@ func readEntry(dir string) (Entry, error) {
 	if e.Format != manifestFormat || e.Module == "" || e.Module != filepath.Base(e.Module) {
 		return e, fmt.Errorf("%s: not a manifest of this version", filepath.Join(dir, manifestName))
 	}
-	e.Used = e.Made
-	if info, err := os.Stat(dir + usedSuffix); err == nil {
+	return e, e.measure(e.Made)
+}
+
+// measure fills in size and last use; made is the latter where nobody noted it.
+func (e *Entry) measure(made time.Time) error {
+	e.Used = made
+	if info, err := os.Stat(e.Dir + usedSuffix); err == nil {
 		e.Used = info.ModTime()
 	}
-	names, err := os.ReadDir(dir)
-	if err != nil {
-		return e, err
-	}
-	for _, n := range names {
-		if info, err := n.Info(); err == nil {
+	return filepath.WalkDir(e.Dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if info, err := d.Info(); err == nil {
 			e.Bytes += info.Size()
 		}
+		return nil
+	})
+}
+
+// wheels lists the wheels that were unpacked, as entries without a module of their own.
+func (s *Store) wheels() ([]Entry, error) {
+	found, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), "*", wheelPrefix+"*", wheelName))
+	if err != nil {
+		return nil, err
 	}
-	return e, nil
+	var out []Entry
+	for _, f := range found {
+		dir := filepath.Dir(f)
+		e := Entry{Manifest: Manifest{Name: filepath.Base(filepath.Dir(dir))}, Key: filepath.Base(dir), Dir: dir}
+		info, err := os.Stat(f)
+		if err != nil || e.measure(info.ModTime()) != nil {
+			continue // somebody removes it
+		}
+		e.Made = info.ModTime()
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+// folderOf is the folder of the store, of an entry or a wheel, that a module is in; empty if it is elsewhere.
+func (s *Store) folderOf(module string) string {
+	rel, err := filepath.Rel(s.dir(), module)
+	if err != nil || !filepath.IsLocal(rel) {
+		return ""
+	}
+	parts := strings.Split(rel, string(filepath.Separator))
+	if len(parts) < 3 {
+		return ""
+	}
+	return filepath.Join(s.dir(), parts[0], parts[1])
 }
 
 // places are the folders that tokens in header paths stand for.
@@ -217,8 +257,11 @@ func (e Entry) intact() bool {
 // usedEvery is how exactly the last use is known; a store should not be written to at every call.
 const usedEvery = time.Hour
 
-// touch notes that an entry was used. A store that cannot be written to works too.
+// touch notes that a folder of the store was used; "" is none. A store that cannot be written to works too.
 func touch(dir string) {
+	if dir == "" {
+		return
+	}
 	path := dir + usedSuffix
 	now := time.Now()
 	if info, err := os.Stat(path); err == nil {
@@ -292,13 +335,25 @@ func (s *Store) sweep() (removed int) {
 		return 0
 	}
 	for _, path := range locks {
+		dir := strings.TrimSuffix(path, ".lock")
+		if _, err := os.Stat(dir); err != nil {
+			// A lock is made before its folder and goes after it: this one belongs to somebody who begins or ends, and taking it
+			// away now would leave them with a lock that nobody else sees. Only one that is old has no owner.
+			if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) < time.Hour {
+				continue
+			}
+		}
 		lock, err := fsx.TryLock(path)
 		if err != nil {
 			continue // at work
 		}
-		if os.RemoveAll(strings.TrimSuffix(path, ".lock")) == nil {
+		_, err = os.Stat(dir)
+		there := err == nil // another sweep may have been quicker
+		if os.RemoveAll(dir) == nil {
 			_ = os.Remove(path)
-			removed++
+			if there {
+				removed++
+			}
 		}
 		_ = lock.Unlock()
 	}
@@ -373,8 +428,8 @@ const (
 	defaultKeep     = 24 * time.Hour
 )
 
-// GC removes the entries that were not used for longest until the rest fits, leftovers of killed processes, and old failures. An entry
-// that is being compiled or used stays.
+// GC removes the entries and unpacked wheels that were not used for longest until the rest fits, leftovers of killed processes, and old failures. An entry
+// that is being compiled stays. Several may run at the same time.
 func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 	if opts.MaxBytes == 0 {
 		opts.MaxBytes = defaultMaxBytes
@@ -386,6 +441,12 @@ func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 	if err != nil {
 		return nil, err
 	}
+	wheels, err := s.wheels()
+	if err != nil {
+		return nil, err
+	}
+	list = append(list, wheels...)
+	slices.SortStableFunc(list, func(a, b Entry) int { return b.Used.Compare(a.Used) })
 	r := &GCReport{Removed: []Entry{}}
 	now := time.Now()
 	for _, e := range list { // the last used first
@@ -401,6 +462,9 @@ func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 			if gone {
 				r.Removed, r.RemovedBytes = append(r.Removed, e), r.RemovedBytes+e.Bytes
 				continue
+			}
+			if _, err := os.Stat(e.Dir); errors.Is(err, fs.ErrNotExist) {
+				continue // somebody else removed it
 			}
 		}
 		r.Kept, r.KeptBytes = r.Kept+1, r.KeptBytes+e.Bytes
@@ -418,19 +482,20 @@ func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 	return r, context.Cause(ctx)
 }
 
-// removeEntry removes an entry unless somebody is at work with the same inputs. It is out of sight before its
-// files go.
+// removeEntry removes an entry unless somebody is at work with the same inputs, and reports whether it was this call that did. It is out of
+// sight before its files go.
 func (s *Store) removeEntry(e Entry) (bool, error) {
-	base, _, _ := strings.Cut(e.Key, "-")
-	lock, err := fsx.TryLock(filepath.Join(filepath.Dir(e.Dir), base+".lock"))
-	switch {
-	case errors.Is(err, fsx.ErrLocked):
-		return false, nil
-	case err != nil && !lockless(err):
-		return false, err
-	}
-	if lock != nil {
-		defer lock.Unlock() //nolint:errcheck // It ends with the file.
+	if base, _, ok := strings.Cut(e.Key, "-"); ok { // wheels have no inputs, and no lock
+		lock, err := fsx.TryLock(filepath.Join(filepath.Dir(e.Dir), base+".lock"))
+		switch {
+		case errors.Is(err, fsx.ErrLocked):
+			return false, nil
+		case err != nil && !lockless(err):
+			return false, err
+		}
+		if lock != nil {
+			defer lock.Unlock() //nolint:errcheck // It ends with the file.
+		}
 	}
 	work, err := s.newWork(e.Name)
 	if err != nil {
@@ -439,7 +504,7 @@ func (s *Store) removeEntry(e Entry) (bool, error) {
 	defer work.remove()
 	if err := os.Rename(e.Dir, filepath.Join(work.path, "entry")); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return true, nil
+			return false, nil
 		}
 		return false, err
 	}

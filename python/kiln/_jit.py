@@ -159,9 +159,12 @@ def _recall(build_directory, question):
             ):
                 return None
         answer = json.loads(lines[1])
-        # kiln notes once an hour that a module is still used.
-        used = os.stat(os.path.dirname(answer["path"]) + ".used").st_mtime if answer.get("key") else time.time()
-        return answer if time.time() - used < 3600 else None
+        # kiln notes once an hour that a module in its folder is still used, beside the folder of the module or of the wheel that has it.
+        kept = os.path.join(os.path.abspath(_store(build_directory)), "v1")
+        parts = os.path.relpath(answer["path"], kept).split(os.sep)
+        if parts[0] != os.pardir and time.time() - os.stat(os.path.join(kept, *parts[:2]) + ".used").st_mtime >= 3600:
+            return None
+        return answer
     except (OSError, ValueError, IndexError, KeyError):
         return None
 

@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"iter"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -85,20 +86,35 @@ func readBuiltin(file string) (*Snapshot, error) {
 	return s, nil
 }
 
-// builtinTorches reads the builtin snapshots of torch for a platform one after the other, so
-// that only one is in memory.
+// builtinTorches gives the builtin snapshots of torch for a platform, oldest first. A few are read ahead, so that all
+// processors have something to do and few are in memory.
 func builtinTorches(platform string) iter.Seq[*Snapshot] {
 	return func(yield func(*Snapshot) bool) {
+		var files []string
 		for _, n := range builtinNames() {
-			if n.kind != KindTorch || n.platform != platform {
-				continue
+			if n.kind == KindTorch && n.platform == platform {
+				files = append(files, n.file)
 			}
-			s, err := readBuiltin(n.file)
-			if err != nil {
-				panic(err) // a test reads them all
+		}
+		ahead := min(runtime.GOMAXPROCS(0), 3)
+		var reading []chan *Snapshot
+		for i := range len(files) + ahead {
+			if i < len(files) {
+				done := make(chan *Snapshot, 1) // nobody has to wait for it
+				reading = append(reading, done)
+				go func() {
+					s, err := readBuiltin(files[i])
+					if err != nil {
+						panic(err) // a test reads them all
+					}
+					done <- s
+				}()
 			}
-			if !yield(s) {
-				return
+			if i >= ahead-1 && len(reading) > 0 {
+				s := <-reading[0]
+				if reading = reading[1:]; !yield(s) {
+					return
+				}
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"debug/elf"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -53,8 +54,29 @@ func needE2E(t *testing.T) (python, cache string) {
 	return python, cache
 }
 
-// download fetches a wheel from PyPI, once.
-func download(t *testing.T, python, cache, file string) string {
+// A published wheel is one on PyPI, by name and hash.
+type published struct{ file, sha256 string }
+
+// download fetches a wheel from PyPI, once, and makes sure that it is the one meant.
+func download(t *testing.T, python, cache string, w published) string {
+	t.Helper()
+	path := fetch(t, python, cache, w.file)
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		t.Fatal(err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != w.sha256 {
+		t.Fatalf("%s has the SHA-256 %s, want %s", path, got, w.sha256)
+	}
+	return path
+}
+
+func fetch(t *testing.T, python, cache, file string) string {
 	t.Helper()
 	path := filepath.Join(cache, file)
 	if _, err := os.Stat(path); err == nil {
@@ -85,19 +107,24 @@ func download(t *testing.T, python, cache, file string) string {
 	return path
 }
 
-func corpus(t *testing.T) []string {
+func corpus(t *testing.T) []published {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "corpus.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var files []string
+	var wheels []published
 	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
-			files = append(files, line)
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			continue
 		}
+		sum, file, ok := strings.Cut(line, "  ")
+		if !ok {
+			t.Fatalf("corpus.txt: %q is not a hash and a name", line)
+		}
+		wheels = append(wheels, published{file, sum})
 	}
-	return files
+	return wheels
 }
 
 // knownToWork are rules whose errors about a wheel that many people install and import are
@@ -112,14 +139,14 @@ var knownToWork = []string{
 // that work.
 func TestE2ECorpus(t *testing.T) {
 	python, cache := needE2E(t)
-	files := corpus(t)
-	if len(files) < 40 {
-		t.Fatalf("only %d wheels", len(files))
+	wheels := corpus(t)
+	if len(wheels) < 40 {
+		t.Fatalf("only %d wheels", len(wheels))
 	}
 	tags := 0
-	for _, file := range files {
-		t.Run(file, func(t *testing.T) {
-			path := download(t, python, cache, file)
+	for _, w := range wheels {
+		t.Run(w.file, func(t *testing.T) {
+			path := download(t, python, cache, w)
 			report, err := audit.Check(t.Context(), path, audit.Options{NoTable: true})
 			if err != nil {
 				t.Fatal(err)
@@ -149,7 +176,7 @@ func TestE2ECorpus(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("%d of %d wheels have auditwheel's tags and no error that is not true", tags, len(files))
+	t.Logf("%d of %d wheels have auditwheel's tags and no error that is not true", tags, len(wheels))
 }
 
 // TestE2EImages compares the GPU targets in the wheels of the corpus with cuobjdump's.
@@ -160,9 +187,9 @@ func TestE2EImages(t *testing.T) {
 		lacking(t, "cuobjdump", reason)
 	}
 	wheels, images := 0, 0
-	for _, file := range corpus(t) {
-		t.Run(file, func(t *testing.T) {
-			path := download(t, python, cache, file)
+	for _, w := range corpus(t) {
+		t.Run(w.file, func(t *testing.T) {
+			path := download(t, python, cache, w)
 			report, err := audit.Check(t.Context(), path, audit.Options{NoTable: true, SkipDigests: true})
 			if err != nil {
 				t.Fatal(err)
@@ -310,12 +337,12 @@ func TestE2EWorksWith(t *testing.T) {
 		{"xformers-", []string{"2.10.0"}, []string{"2.11.0"}},
 	} {
 		t.Run(test.wheel, func(t *testing.T) {
-			files := corpus(t)
-			i := slices.IndexFunc(files, func(f string) bool { return strings.HasPrefix(f, test.wheel) })
+			wheels := corpus(t)
+			i := slices.IndexFunc(wheels, func(w published) bool { return strings.HasPrefix(w.file, test.wheel) })
 			if i < 0 {
 				t.Fatal("not in the corpus")
 			}
-			report, err := audit.Check(t.Context(), download(t, python, cache, files[i]), audit.Options{SkipDigests: true})
+			report, err := audit.Check(t.Context(), download(t, python, cache, wheels[i]), audit.Options{SkipDigests: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -552,11 +579,15 @@ func torchLibrary(t *testing.T, python, cache, version string) string {
 	if _, err := os.Stat(path); err == nil {
 		return path
 	}
-	platform := "manylinux_2_28_x86_64"
-	if slices.Contains([]string{"2.2.2", "2.3.1", "2.4.0", "2.5.0", "2.6.0"}, version) {
-		platform = "manylinux1_x86_64"
+	w, ok := map[string]published{
+		"2.6.0":  {"torch-2.6.0-cp312-cp312-manylinux1_x86_64.whl", "2bb8987f3bb1ef2675897034402373ddfc8f5ef0e156e2d8cfc47cacafdda4a9"},
+		"2.7.0":  {"torch-2.7.0-cp312-cp312-manylinux_2_28_x86_64.whl", "15aab3e31c16feb12ae0a88dba3434a458874636f360c567caa6a91f6bfba481"},
+		"2.15.0": {"torch-2.15.0-cp312-cp312-manylinux_2_28_x86_64.whl", "6d8c86f4e33a9f12a58149bd9b0d64351632b8eb44479be8ff85e5389932dd79"},
+	}[version]
+	if !ok {
+		t.Fatalf("which wheel of torch %s? add its name and hash", version)
 	}
-	wheel := download(t, python, cache, "torch-"+version+"-cp312-cp312-"+platform+".whl")
+	wheel := download(t, python, cache, w)
 	data, err := os.ReadFile(extract(t, wheel, "torch/lib/libc10.so"))
 	if err != nil {
 		t.Fatal(err)

@@ -285,7 +285,7 @@ func (d *snapshotDecoder) names(l *SnapshotLibrary) error {
 		return fmt.Errorf("%d symbols", l.Count)
 	}
 	// All names are in one piece of memory.
-	var text []byte
+	var text strings.Builder
 	ends := make([]int, 0, l.Count)
 	begin, end := 0, 0 // of the name before
 	for range l.Count {
@@ -300,18 +300,20 @@ func (d *snapshotDecoder) names(l *SnapshotLibrary) error {
 		if shared > end-begin {
 			return errors.New("bad prefix")
 		}
-		text = append(append(text, text[begin:begin+shared]...), suffix...)
-		if len(ends) > 0 && bytes.Compare(text[end:], text[begin:end]) <= 0 {
-			return errors.New("names are not sorted")
-		}
-		if d.total += len(text) - end; d.total > maxSnapshotContent {
+		if d.total += shared + len(suffix); d.total > maxSnapshotContent {
 			return errors.New("too many bytes of names")
 		}
-		begin, end = end, len(text)
+		// What they share need not be compared.
+		if before := text.String()[begin+shared : end]; len(ends) > 0 && string(suffix) <= before {
+			return errors.New("names are not sorted")
+		}
+		text.WriteString(text.String()[begin : begin+shared])
+		text.Write(suffix)
+		begin, end = end, text.Len()
 		ends = append(ends, end)
 	}
 	l.names = make([]string, 0, l.Count)
-	all, start := string(text), 0
+	all, start := text.String(), 0
 	for _, end := range ends {
 		l.names = append(l.names, all[start:end])
 		start = end

@@ -65,7 +65,7 @@ func builtin(kind, version string) (*Snapshot, error) {
 	for _, n := range builtinNames() {
 		public, _, _ := strings.Cut(n.version, "+")
 		if n.kind == kind && (version == "" || n.version == version || public == version) {
-			return readBuiltin(n.file)
+			return readBuiltin(n.file, nil)
 		}
 	}
 	if kind == KindTorch {
@@ -74,21 +74,21 @@ func builtin(kind, version string) (*Snapshot, error) {
 	return nil, fmt.Errorf("no snapshot of %s %s is built in", kind, version)
 }
 
-func readBuiltin(file string) (*Snapshot, error) {
+func readBuiltin(file string, wanted []string) (*Snapshot, error) {
 	data, err := builtinFiles.ReadFile("snapshots/" + file)
 	if err != nil {
 		return nil, err
 	}
-	s, err := decodeSnapshot(data)
+	s, err := decodeSnapshot(data, wanted)
 	if err != nil {
 		return nil, fmt.Errorf("builtin snapshot %s: %w", file, err)
 	}
 	return s, nil
 }
 
-// builtinTorches gives the builtin snapshots of torch for a platform, oldest first. A few are read ahead, so that all
-// processors have something to do and few are in memory.
-func builtinTorches(platform string) iter.Seq[*Snapshot] {
+// builtinTorches gives the builtin snapshots of torch for a platform, oldest first, with those of their names that are wanted, which are sorted.
+// A few are read ahead, so that all processors have something to do and few are in memory.
+func builtinTorches(platform string, wanted []string) iter.Seq[*Snapshot] {
 	return func(yield func(*Snapshot) bool) {
 		var files []string
 		for _, n := range builtinNames() {
@@ -103,7 +103,7 @@ func builtinTorches(platform string) iter.Seq[*Snapshot] {
 				done := make(chan *Snapshot, 1) // nobody has to wait for it
 				reading = append(reading, done)
 				go func() {
-					s, err := readBuiltin(files[i])
+					s, err := readBuiltin(files[i], wanted)
 					if err != nil {
 						panic(err) // a test reads them all
 					}

@@ -204,14 +204,15 @@ func ReadSnapshot(r io.Reader) (*Snapshot, error) {
 	if len(data) > maxSnapshotSize {
 		return nil, fmt.Errorf("read snapshot: more than %d bytes", maxSnapshotSize)
 	}
-	s, err := decodeSnapshot(data)
+	s, err := decodeSnapshot(data, nil)
 	if err != nil {
 		return nil, fmt.Errorf("read snapshot: %w", err)
 	}
 	return s, nil
 }
 
-func decodeSnapshot(data []byte) (*Snapshot, error) {
+// decodeSnapshot reads a snapshot, of its names only those wanted, which are sorted; nil means all.
+func decodeSnapshot(data []byte, wanted []string) (*Snapshot, error) {
 	frame, ok := bytes.CutPrefix(data, []byte(snapshotFormat))
 	if !ok {
 		return nil, errors.New("not a snapshot of this format")
@@ -225,7 +226,7 @@ func decodeSnapshot(data []byte) (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := snapshotDecoder{rest: body}
+	d := snapshotDecoder{rest: body, wanted: wanted}
 	meta, err := d.bytes(16 << 20)
 	if err != nil {
 		return nil, err
@@ -253,8 +254,9 @@ func decodeSnapshot(data []byte) (*Snapshot, error) {
 }
 
 type snapshotDecoder struct {
-	rest  []byte
-	total int // bytes of all names
+	rest   []byte
+	wanted []string // names to keep, sorted; nil for all
+	total  int      // bytes of all names
 }
 
 func (d *snapshotDecoder) number() (int, error) {
@@ -284,11 +286,13 @@ func (d *snapshotDecoder) names(l *SnapshotLibrary) error {
 	if l.Count < 0 || l.Count > maxSnapshotNames || l.Count > len(d.rest)/2 {
 		return fmt.Errorf("%d symbols", l.Count)
 	}
-	// All names are in one piece of memory.
-	var text strings.Builder
-	ends := make([]int, 0, l.Count)
-	begin, end := 0, 0 // of the name before
-	for range l.Count {
+	var text strings.Builder // all names in one piece of memory
+	var ends []int
+	if d.wanted == nil {
+		ends = make([]int, 0, l.Count)
+	}
+	wanted, last := d.wanted, []byte{}
+	for i := range l.Count {
 		shared, err := d.number()
 		if err != nil {
 			return err
@@ -297,26 +301,35 @@ func (d *snapshotDecoder) names(l *SnapshotLibrary) error {
 		if err != nil {
 			return err
 		}
-		if shared > end-begin {
+		if shared > len(last) {
 			return errors.New("bad prefix")
 		}
-		if d.total += shared + len(suffix); d.total > maxSnapshotContent {
-			return errors.New("too many bytes of names")
-		}
-		// What they share need not be compared.
-		if before := text.String()[begin+shared : end]; len(ends) > 0 && string(suffix) <= before {
+		if i > 0 && bytes.Compare(suffix, last[shared:]) <= 0 { // what they share need not be compared
 			return errors.New("names are not sorted")
 		}
-		text.WriteString(text.String()[begin : begin+shared])
-		text.Write(suffix)
-		begin, end = end, text.Len()
-		ends = append(ends, end)
+		last = append(last[:shared], suffix...)
+		if d.total += len(last); d.total > maxSnapshotContent {
+			return errors.New("too many bytes of names")
+		}
+		if d.wanted == nil {
+			text.Write(last)
+			ends = append(ends, text.Len())
+			continue
+		}
+		for len(wanted) > 0 && wanted[0] < string(last) {
+			wanted = wanted[1:]
+		}
+		if len(wanted) > 0 && wanted[0] == string(last) {
+			l.names = append(l.names, wanted[0])
+		}
 	}
-	l.names = make([]string, 0, l.Count)
-	all, start := text.String(), 0
-	for _, end := range ends {
-		l.names = append(l.names, all[start:end])
-		start = end
+	if d.wanted == nil {
+		l.names = make([]string, 0, l.Count)
+		all, start := text.String(), 0
+		for _, end := range ends {
+			l.names = append(l.names, all[start:end])
+			start = end
+		}
 	}
 	return nil
 }

@@ -256,8 +256,15 @@ func (c *checker) checkTorch() {
 			}
 		}
 	}
+	wanted := []string{} // the names that will be asked for
+	for _, o := range list {
+		for i := range o.undefined {
+			wanted = append(wanted, o.undefined[i].name)
+		}
+	}
+	slices.Sort(wanted)
 	tried := false
-	for torch := range builtinTorches(platform) {
+	for torch := range builtinTorches(platform, slices.Compact(wanted)) {
 		if c.torch != nil && torch.Version == c.torch.Version {
 			tried = true
 			torch = c.torch

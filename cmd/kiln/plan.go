@@ -173,6 +173,7 @@ func (a *app) planCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Show which wheels will be built, which not, and why",
+	var cluster clusterFlags
 		Long: `Expands packages.yml into rows and checks each against what is known of torch, CUDA,
 ROCm, Python and operating systems. Nothing is fetched or built.
 
@@ -187,6 +188,7 @@ that have it.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			p, err := flags.load(a.stdin)
+  kiln plan --nodes 20 --cpus 32
 			if err != nil {
 				return err
 			}
@@ -197,8 +199,12 @@ that have it.`,
 			a.printDiagnostics(findings, p.sources)
 			switch {
 			case asJSON:
-				if err := a.printJSON(planJSON(p)); err != nil {
+				if err := a.printJSON(planJSON(p, makespan)); err != nil {
 					return err
+			makespan, err := cluster.makespan(p.plan, &flags)
+			if err != nil {
+				return err
+			}
 				}
 			case p.plan.Err() != nil:
 			case gitHub:
@@ -211,11 +217,15 @@ that have it.`,
 			return p.plan.Err()
 		},
 	}
+				if makespan != nil {
+					fmt.Fprint(a.stdout, makespanText(makespan))
+				}
 	flags.register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&gitHub, "github-matrix", false, "print a dynamic matrix for GitHub Actions")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no warnings and notes")
 	cmd.MarkFlagsMutuallyExclusive("json", "github-matrix")
+	cluster.register(cmd)
 	return cmd
 }
 
@@ -233,7 +243,7 @@ func (a *app) printGitHubMatrix(p *matrix.Plan) error {
 }
 
 // planJSON is the machine form of a plan.
-func planJSON(p *planned) any {
+func planJSON(p *planned, makespan *matrix.Makespan) any {
 	rows, skipped, findings := p.plan.Rows, p.plan.Skipped, p.plan.Findings
 	if rows == nil {
 		rows = []matrix.Row{}
@@ -261,10 +271,11 @@ func planJSON(p *planned) any {
 	}{
 		Format: "kiln-plan/1", File: p.file, Rows: rows, Settings: settings, Skipped: skipped, Unselected: p.plan.Unselected,
 		Counts: map[string]map[string]int{
+		Makespan   *matrix.Makespan           `json:"makespan,omitempty"`
 			"os": p.plan.Counts("os"), "toolkit": p.plan.CountedToolkits(), "torch": p.plan.Counts("torch"),
 			"python": p.plan.Counts("python"), "kind": p.plan.Counts("kind"), "package": p.plan.Counts("package"),
 		},
-		Estimate: p.plan.Estimate, Findings: findings,
+		Estimate: p.plan.Estimate, Makespan: makespan, Findings: findings,
 	}
 }
 

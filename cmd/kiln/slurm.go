@@ -162,7 +162,7 @@ func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (
 	}
 	limit := cmp.Or(time.Duration(config.TimeLimit), site.TimeLimit)
 	runner, err := slurm.New(slurm.Options{
-		Dir: filepath.Join(state, "slurm"), Owner: ownerName(owner), Worker: workerCommand(cmd, program, f, config), Prefix: config.Prefix, Env: env,
+		Dir: filepath.Join(state, "slurm"), Owner: ownerName(owner), Worker: workerCommand(cmd, program, f, config, opts.Remote.URL), Prefix: config.Prefix, Env: env,
 		Partition: config.Partition, Account: config.Account, QOS: config.QOS, Constraint: config.Constraint, Args: slices.Concat(config.Args, f.slurmArgs),
 		MaxRunning: config.MaxRunning, MaxTasks: site.MaxArray, TimeLimit: limit, Grace: time.Duration(config.Grace), Poll: time.Duration(config.Poll),
 		Beat: time.Duration(config.Beat), Log: a.log,
@@ -213,7 +213,7 @@ func shareProgram(program, dir string) (string, error) {
 }
 
 // workerCommand is what a job runs: kiln with the flags of this build, as far as they are about a single row.
-func workerCommand(cmd *cobra.Command, program string, f *buildFlags, config *slurmConfig) []string {
+func workerCommand(cmd *cobra.Command, program string, f *buildFlags, config *slurmConfig, remote string) []string {
 	argv := []string{program, workerName, "--runner=" + f.runner}
 	if config.Scratch != "" {
 		argv = append(argv, "--scratch="+config.Scratch)
@@ -221,8 +221,8 @@ func workerCommand(cmd *cobra.Command, program string, f *buildFlags, config *sl
 	if config.Beat > 0 {
 		argv = append(argv, "--beat="+time.Duration(config.Beat).String())
 	}
-	if f.cacheRemote != "" {
-		argv = append(argv, "--cache-remote="+f.cacheRemote)
+	if remote != "" {
+		argv = append(argv, "--cache-remote="+remote)
 	}
 	cmd.Flags().Visit(func(flag *pflag.Flag) {
 		switch flag.Name {
@@ -242,7 +242,7 @@ func workerCommand(cmd *cobra.Command, program string, f *buildFlags, config *sl
 
 const workerName = "slurm-worker"
 
-// workerCommand is what jobs run. It is not for people.
+// slurmWorkerCommand is what jobs run. It is not for people.
 func (a *app) slurmWorkerCommand() *cobra.Command {
 	var flags buildFlags
 	var scratch string

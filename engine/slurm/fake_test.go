@@ -57,17 +57,16 @@ type node struct {
 }
 
 type array struct {
-	id       int
-	name     string
-	batch    string
-	cpu      int
-	mem      int64
-	minutes  int
-	grace    int
-	limit    int
-	tasks    []*fakeTask
-	running  int
-	hasEnded int
+	id      int
+	name    string
+	batch   string
+	cpu     int
+	mem     int64
+	minutes int
+	grace   int
+	limit   int
+	tasks   []*fakeTask
+	running int
 }
 
 type fakeTask struct {

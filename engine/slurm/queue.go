@@ -159,7 +159,7 @@ func ReadQueue(r io.Reader, prefix string, visit func(Entry)) error {
 }
 
 func orEmpty(err error) error {
-	if err == nil || err == io.EOF {
+	if err == nil || errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err

@@ -31,7 +31,6 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
-	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -915,7 +914,24 @@ const (
 )
 
 func (b *batch) saveJob() error {
-	return fsx.WriteFile(filepath.Join(b.dir, jobFile), []byte(strconv.Itoa(b.job)+"\n"), 0o666)
+	return writeFile(filepath.Join(b.dir, jobFile), []byte(strconv.Itoa(b.job)+"\n"))
+}
+
+// writeFile writes a file that is there whole or not at all, also after a crash of the machine.
+func writeFile(path string, text []byte) error {
+	temp := path + ".new"
+	f, err := os.Create(temp)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temp, path)
 }
 
 // unwant says in a file that a task is not to go on.

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) {
 	run.Main()
-	os.Exit(m.Run()) //nolint:forbidigo // the test program
+	os.Exit(m.Run())
 }
 
 func TestConformance(t *testing.T) {

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
-	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // submit makes arrays of the attempts that wait, not more often than Poll, and tries again what did not work.
@@ -97,10 +96,10 @@ func (r *Runner) newBatch(tasks []*task) (*batch, error) {
 	}
 	// USR1 must not end the shell in the moment before the worker is there.
 	script := "#!/bin/sh\ntrap '' USR1\nexec " + quote(slices.Concat(r.opts.Prefix, r.opts.Worker, []string{b.dir})) + "\n"
-	if err := os.WriteFile(filepath.Join(b.dir, scriptFile), []byte(script), 0o777); err != nil { //nolint:gosec // sbatch copies it
+	if err := os.WriteFile(filepath.Join(b.dir, scriptFile), []byte(script), 0o777); err != nil {
 		return nil, fmt.Errorf("make a batch: %w", err)
 	}
-	if err := fsx.WriteFile(filepath.Join(b.dir, batchFile), text, 0o666); err != nil {
+	if err := writeFile(filepath.Join(b.dir, batchFile), text); err != nil {
 		return nil, fmt.Errorf("make a batch: %w", err)
 	}
 	for i, t := range tasks {

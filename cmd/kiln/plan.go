@@ -169,11 +169,11 @@ func (f *planFlags) readHistory() (*matrix.History, error) {
 
 func (a *app) planCommand() *cobra.Command {
 	var flags planFlags
+	var cluster clusterFlags
 	var asJSON, gitHub, quiet bool
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Show which wheels will be built, which not, and why",
-	var cluster clusterFlags
 		Long: `Expands packages.yml into rows and checks each against what is known of torch, CUDA,
 ROCm, Python and operating systems. Nothing is fetched or built.
 
@@ -184,11 +184,11 @@ written (cuda=12.8 selects 12.8.1), names may use *, and an axis alone selects t
 that have it.`,
 		Example: `  kiln plan
   kiln plan -f examples/exllamav2/packages.yml --select "cuda>=12.8 and os=ubuntu-*"
+  kiln plan --nodes 20 --cpus 32
   kiln plan --json | jq -r '.rows[].files[]'`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			p, err := flags.load(a.stdin)
-  kiln plan --nodes 20 --cpus 32
 			if err != nil {
 				return err
 			}
@@ -197,14 +197,14 @@ that have it.`,
 				findings = slices.DeleteFunc(slices.Clone(findings), func(d diag.Diagnostic) bool { return d.Severity != diag.Error })
 			}
 			a.printDiagnostics(findings, p.sources)
-			switch {
-			case asJSON:
-				if err := a.printJSON(planJSON(p, makespan)); err != nil {
-					return err
 			makespan, err := cluster.makespan(p.plan, &flags)
 			if err != nil {
 				return err
 			}
+			switch {
+			case asJSON:
+				if err := a.printJSON(planJSON(p, makespan)); err != nil {
+					return err
 				}
 			case p.plan.Err() != nil:
 			case gitHub:
@@ -213,19 +213,19 @@ that have it.`,
 				if err := a.printPlan(p); err != nil {
 					return err
 				}
+				if makespan != nil {
+					fmt.Fprint(a.stdout, makespanText(makespan))
+				}
 			}
 			return p.plan.Err()
 		},
 	}
-				if makespan != nil {
-					fmt.Fprint(a.stdout, makespanText(makespan))
-				}
 	flags.register(cmd)
+	cluster.register(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&gitHub, "github-matrix", false, "print a dynamic matrix for GitHub Actions")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no warnings and notes")
 	cmd.MarkFlagsMutuallyExclusive("json", "github-matrix")
-	cluster.register(cmd)
 	return cmd
 }
 
@@ -267,11 +267,11 @@ func planJSON(p *planned, makespan *matrix.Makespan) any {
 		Unselected int                        `json:"unselected"`
 		Counts     map[string]map[string]int  `json:"counts"`
 		Estimate   matrix.Estimate            `json:"estimate"`
+		Makespan   *matrix.Makespan           `json:"makespan,omitempty"`
 		Findings   diag.List                  `json:"findings"`
 	}{
 		Format: "kiln-plan/1", File: p.file, Rows: rows, Settings: settings, Skipped: skipped, Unselected: p.plan.Unselected,
 		Counts: map[string]map[string]int{
-		Makespan   *matrix.Makespan           `json:"makespan,omitempty"`
 			"os": p.plan.Counts("os"), "toolkit": p.plan.CountedToolkits(), "torch": p.plan.Counts("torch"),
 			"python": p.plan.Counts("python"), "kind": p.plan.Counts("kind"), "package": p.plan.Counts("package"),
 		},

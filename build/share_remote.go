@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build/launcher"
+	"github.com/kiln-build/kiln/matrix"
 )
 
 // RemoteCache is a compile cache that several machines share: ccache's remote storage. Compilers reach it through kiln, so
@@ -31,31 +32,21 @@ type RemoteCache struct {
 
 // parse splits the address into what kiln connects to and what ccache is told.
 func (r RemoteCache) parse() (*url.URL, *launcher.Remote, error) {
-	parts := strings.Split(r.URL, "|")
-	u, err := url.Parse(strings.TrimSpace(parts[0]))
+	address, err := matrix.ParseCacheAddress(r.URL)
 	if err != nil {
-		return nil, nil, errors.New("remote cache: the address cannot be read") // it may hold a password
+		return nil, nil, fmt.Errorf("remote cache: %w", err)
 	}
-	if u.User != nil {
-		return nil, nil, errors.New("remote cache: the address holds credentials; they belong into the environment")
-	}
-	if u.Host == "" {
-		return nil, nil, fmt.Errorf("remote cache: %q names no host", r.URL)
-	}
-	remote := &launcher.Remote{Attributes: parts[1:]}
-	switch u.Scheme {
-	case "http", "https":
+	u, remote := address.URL, &launcher.Remote{Attributes: address.Attributes}
+	if u.Scheme != "redis" {
 		remote.Kind, remote.Path = "http", u.Path
-	case "redis":
-		remote.Kind = "redis"
-		if r.Token != "" {
-			return nil, nil, errors.New("remote cache: Redis takes a user and a password, not a token")
-		}
-		if u.Port() == "" {
-			u.Host = net.JoinHostPort(u.Hostname(), "6379")
-		}
-	default:
-		return nil, nil, fmt.Errorf("remote cache: %s:// is not known; use http, https or redis", u.Scheme)
+		return u, remote, nil
+	}
+	remote.Kind = "redis"
+	if r.Token != "" {
+		return nil, nil, errors.New("remote cache: Redis takes a user and a password, not a token")
+	}
+	if u.Port() == "" {
+		u.Host = net.JoinHostPort(u.Hostname(), "6379")
 	}
 	return u, remote, nil
 }

@@ -22,12 +22,12 @@ import (
 func TestRemoteCacheParse(t *testing.T) {
 	for address, want := range map[string]any{
 		"http://cache.example/kiln|layout=bazel":   &launcher.Remote{Kind: "http", Path: "/kiln", Attributes: []string{"layout=bazel"}},
-		"https://cache.example":                    &launcher.Remote{Kind: "http", Attributes: []string{}},
+		"https://cache.example":                    &launcher.Remote{Kind: "http"},
 		"redis://cache.example/3|read-only=true":   &launcher.Remote{Kind: "redis", Attributes: []string{"read-only=true"}},
 		"ftp://cache.example":                      "ftp:// is not known",
-		"cache.example":                            "names no host",
+		"cache.example":                            "has no scheme",
 		"http://user:secret@cache.example":         "belong into the environment",
-		"http://user:sec ret%zz@cache.example|a=b": "cannot be read",
+		"http://user:sec ret%zz@cache.example|a=b": "belong into the environment",
 	} {
 		_, got, err := RemoteCache{URL: address}.parse()
 		if text, bad := want.(string); bad {

@@ -7,7 +7,7 @@ package matrix
 
 // Document is packages.yml as a whole.
 //
-// It has the map `packages`; `publish` and `workflow` are for what comes after the
+// It has the map `packages`; `cache` says where compiles are shared, `publish` and `workflow` are for what comes after the
 // build. Keys that begin with `x-` are ignored, which gives YAML anchors a place to live.
 type Document struct {
 	// What to build, by distribution name. Names are compared as PEP 503 says:
@@ -17,6 +17,11 @@ type Document struct {
 	//	  flash-attn:
 	//	    versions: ["2.8.3"]
 	Packages Map[Package] `json:"packages"`
+	// Where compiled code is kept for other machines; docs/sharing.md explains it.
+	//
+	//	cache: {remote: "https://cache.example.org/kiln|layout=bazel"}
+	//	packages: {flash-attn: {versions: ["2.8.3"]}}
+	Cache Cache `json:"cache,omitempty"`
 	// Where finished files go; docs/publish.md explains it.
 	//
 	//	publish:
@@ -546,6 +551,18 @@ type Resources struct {
 	//
 	//	wall_time: 2h
 	WallTime Duration `json:"wall_time,omitempty"`
+}
+
+// Cache says where compiled code is kept for other machines.
+type Cache struct {
+	// The address of a compile cache that machines share, http, https or redis, with ccache's attributes behind bars.
+	// User, password or token come from KILN_CACHE_USER, KILN_CACHE_PASSWORD and KILN_CACHE_TOKEN, never from here. KILN_CACHE_REMOTE
+	// replaces the address, and `kiln build --cache-remote` both.
+	//
+	//	remote: "https://cache.example.org/kiln|layout=bazel"
+	Remote Text `json:"remote,omitempty"`
+
+	place
 }
 
 // Publish says where finished files go.

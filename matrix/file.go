@@ -27,6 +27,7 @@ type File struct {
 
 	document *Document
 	packages []*pkg
+	cache    CacheSettings
 	publish  PublishSettings
 	workflow WorkflowSettings
 }
@@ -56,6 +57,7 @@ func Parse(name string, text []byte) (*File, diag.List) {
 		first[name] = e.Key
 		f.packages = append(f.packages, c.pkg(name, e.Key, &e.Value))
 	}
+	f.cache = c.cache(&doc.Cache)
 	f.publish = c.publish(&doc.Publish)
 	f.workflow = c.workflow(&doc.Workflow)
 	list := withoutEchoes(unreadable, c.list)

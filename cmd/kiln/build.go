@@ -55,7 +55,7 @@ func (f *buildFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.keepWork, "keep-work", false, "keep the work folders of rows that succeed, too")
 	flags.BoolVar(&f.noShare, "no-share", false, "compile everything from scratch, without the compile cache")
 	flags.IntVar(&f.verifyShare, "verify-share", 0, "compile `N` objects of each row that came from the cache again, and compare")
-	flags.StringVar(&f.cacheRemote, "cache-remote", "", "`address` of a compile cache shared with other machines, http, https or redis (default $KILN_CACHE_REMOTE)")
+	flags.StringVar(&f.cacheRemote, "cache-remote", "", "`address` of a compile cache shared with other machines, http, https or redis (default $KILN_CACHE_REMOTE, then cache.remote of packages.yml)")
 	flags.StringVar(&f.cacheSize, "cache-size", "", "how large the compile cache may become (default 20GB)")
 	flags.StringVar(&f.indexURL, "index-url", "", "the package `index` for everything but torch (default: pip's)")
 	flags.StringVar(&f.torchIndex, "torch-index", "", "the `address` below which torch's indexes are (default "+build.DefaultTorchIndex+")")
@@ -113,8 +113,10 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 			return opts, fmt.Errorf("--cache-size: %w", err)
 		}
 	}
+	// The flag, the environment, the file: the first that says something counts. Rows elsewhere get it by the flag.
+	f.cacheRemote = cmp.Or(f.cacheRemote, os.Getenv("KILN_CACHE_REMOTE"), f.plan.cacheRemote)
 	opts.Remote = build.RemoteCache{
-		URL: cmp.Or(f.cacheRemote, os.Getenv("KILN_CACHE_REMOTE")), User: os.Getenv("KILN_CACHE_USER"),
+		URL: f.cacheRemote, User: os.Getenv("KILN_CACHE_USER"),
 		Password: os.Getenv("KILN_CACHE_PASSWORD"), Token: os.Getenv("KILN_CACHE_TOKEN"),
 	}
 	opts.SlotsDir = os.Getenv("KILN_SLOTS")

@@ -28,6 +28,9 @@ type planFlags struct {
 	skipIncompatible bool
 	compat           string
 	history          string
+
+	// cacheRemote is what load found in the file.
+	cacheRemote string
 }
 
 // defaultFile is what is read without -f, and defaultHistory is where builds leave
@@ -115,6 +118,7 @@ func (f *planFlags) load(stdin io.Reader) (*planned, error) {
 	file, found := matrix.Parse(out.file, text)
 	list = append(list, found...)
 	if file != nil {
+		f.cacheRemote = file.Cache().Remote
 		opts.Versions, found = file.ReadVersions()
 		list = append(list, found...)
 	}

@@ -87,6 +87,8 @@ type Diagnostic struct {
 	// Width is how many characters the caret underlines; 0 means 1.
 	Width   int       `json:"-"`
 	Related []Related `json:"related,omitempty"`
+	// Secret keeps the source line from being shown: it holds what no log may have.
+	Secret bool `json:"-"`
 }
 
 // String returns the first line that [Printer] prints, without colours.

@@ -38,7 +38,9 @@ func (p *Printer) print(w *bytes.Buffer, d Diagnostic) {
 		fmt.Fprintf(w, "%s: ", p.paint(bold, at))
 	}
 	fmt.Fprintf(w, "%s %s\n", p.paint(severityColor(d.Severity), d.Severity.String()+":"), p.paint(bold, d.Message))
-	p.snippet(w, d.Pos, d.Width, severityColor(d.Severity))
+	if !d.Secret {
+		p.snippet(w, d.Pos, d.Width, severityColor(d.Severity))
+	}
 	for _, r := range d.Related {
 		if at := r.Pos.String(); at != "" {
 			fmt.Fprintf(w, "  %s: ", at)

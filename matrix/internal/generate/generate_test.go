@@ -94,7 +94,7 @@ func document(owner, example string) (string, error) {
 	switch owner {
 	case "Document":
 		return example, nil
-	case "Publish", "Workflow":
+	case "Publish", "Workflow", "Cache":
 		return "packages: {demo: {versions: [\"1.0\"]}}\n" + strings.ToLower(owner) + ":\n" + indent(2, ""), nil
 	case "PublishTarget":
 		return "packages: {demo: {versions: [\"1.0\"]}}\npublish:\n  targets:\n    there:\n" + indent(6, ""), nil

@@ -245,6 +245,7 @@ var leftOut = map[string]string{
 
 	"TorchSource.System": "`false`",
 
+	"Cache.Remote":             "no such cache",
 	"Publish.To":               "the only target",
 	"PublishTarget.Endpoint":   "GitHub's or Amazon's",
 	"PublishTarget.Region":     "found out",
@@ -285,6 +286,7 @@ var parts = []part{
 	{"Patch", "A patch", "build.patches[].", "A patch", "patch", "patches"},
 	{"Test", "How to test", "test.", "`test`", "map", "maps"},
 	{"Resources", "What a build may use", "resources.", "`resources`", "map", "maps"},
+	{"Cache", "Where compiles are shared", "cache.", "`cache`", "map", "maps"},
 	{"Publish", "Where files go", "publish.", "`publish`", "map", "maps"},
 	{"PublishTarget", "A target", "publish.targets.NAME.", "A target", "target", "targets"},
 	{"PublishIndex", "The index of published files", "publish.index.", "`publish.index`", "map", "maps"},

@@ -94,7 +94,7 @@ e2e-share: export KILN_E2E := share
 e2e-share: export KILN_REQUIRE := ccache
 e2e-share: deps
 	@e2e/share-images.sh
-	@e2e/images.sh trixie-runtime
+	@e2e/images.sh trixie-runtime trixie-hip trixie-hip-runtime
 	@scripts/sharedeps.sh
 	$(GO) test ./build ./build/launcher -run '$(or $(RUN),^TestKillShared|^TestLauncherKill)' -v -count=1 -timeout 1h
 	$(GO) test ./e2e -run '$(or $(RUN),^TestE2EShare)' -v -count=1 -timeout 3h
@@ -141,6 +141,14 @@ e2e-jit-exllamav2: export KILN_EXLLAMAV2 := $(EXLLAMAV2)
 e2e-jit-exllamav2: deps
 	e2e/images.sh trixie-torch26
 	$(GO) test ./e2e -run '^TestE2EJITExLlamaV2$$' -v -count=1 -timeout 4h
+
+## e2e-jit: kiln jit with HIP sources, and with prebuilt modules for this and for another torch, in containers (RUN=TestX to limit)
+.PHONY: e2e-jit
+e2e-jit: export KILN_E2E := jit-hip,jit-prebuilt
+e2e-jit: deps
+	e2e/images.sh trixie-hip
+	@e2e/share-images.sh
+	$(GO) test ./e2e -run '$(or $(RUN),^TestE2EJIT)' -v -count=1 -timeout 1h
 
 ## e2e-publish: publish to a real S3 server and a GitHub server with faults and kills, 200 times (RUN=TestX, KILN_PUBLISHES=200)
 .PHONY: e2e-publish
@@ -248,11 +256,12 @@ bench-share: build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./scripts/benchshare -kiln bin/kiln $(if $(CALLS),-runs $(CALLS)) | tee $(CACHE)/bench/share.txt
 
-## bench-index: a static index of 100,000 files against dumb-pypi (FILES=100000)
+## bench-index: a static index of 100,000 files against dumb-pypi, then bench-serve (FILES=100000)
 .PHONY: bench-index
 bench-index: deps build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./scripts/benchindex -python '$(KILN_PYTHON)' $(if $(FILES),-files $(FILES)) | tee $(CACHE)/bench/index.txt
+	@$(MAKE) --no-print-directory bench-serve
 
 ## bench-model: compiling a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
 SIZE ?= 6GB
@@ -277,7 +286,7 @@ bench-jit: build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; scripts/benchjit/run.sh $(or $(JIT_ROUNDS),1) | tee $(CACHE)/bench/jit.txt
 
-## bench-serve: the server against nginx and pypiserver; memory of a large upload
+## bench-serve: the server against nginx, pypiserver and devpi; memory of a large upload
 .PHONY: bench-serve
 bench-serve: deps build
 	@mkdir -p $(CACHE)/bench

@@ -288,6 +288,113 @@ func TestE2EToolchain(t *testing.T) {
 	}
 }
 
+// TestE2EJITHIP compiles a module of HIP and C++ for two GPUs that this machine does not have, and reads them from the result.
+func TestE2EJITHIP(t *testing.T) {
+	needToolchain(t, "jit-hip")
+	v := launch(t, buildKiln(t), "trixie-hip", "--env", "KILN_CACHE_DIR=/cache")
+	const both = "export PYTORCH_ROCM_ARCH='gfx90a;gfx1030'"
+	if ids, _ := v.jit(both, "hip.yml"); len(ids) > 0 {
+		t.Fatalf("kiln jit diagnoses %v", ids)
+	}
+	var answer struct {
+		Path, Source, Archs string
+		Remembered          bool
+	}
+	read := func(before string) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(v.must(before+"\nkiln jit --json hip.yml")), &answer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read(both)
+	if answer.Archs != "gfx90a;gfx1030" || !answer.Remembered {
+		t.Errorf("second call: %+v", answer)
+	}
+	t.Log(v.must("kiln audit --gfx 'gfx90a gfx1030' " + answer.Path))
+	if out, err := v.shell("kiln audit --gfx 'gfx90a gfx1030 gfx1100' " + answer.Path); err == nil || !strings.Contains(out, "no code for gfx1100") {
+		t.Errorf("audit for another GPU: %v\n%s", err, out)
+	}
+	// Another list is another module.
+	first := answer.Path
+	if read("export PYTORCH_ROCM_ARCH=gfx1030"); answer.Path == first || answer.Source != "built" || answer.Archs != "gfx1030" {
+		t.Errorf("other GPUs: %+v", answer)
+	}
+	if ids, fix := v.jit("export PYTORCH_ROCM_ARCH=8.0", "hip.yml"); !slices.Equal(ids, []string{"arch-unsupported"}) || !strings.HasPrefix(fix, "export PYTORCH_ROCM_ARCH=") {
+		t.Errorf("a CUDA target: %v, %q", ids, fix)
+	}
+	const one = "export PYTORCH_ROCM_ARCH=gfx906"
+	v.must("apt-get update -q; dpkg --purge --force-depends hipcc")
+	ids, fix := v.jit(one, "hip.yml")
+	if !slices.Equal(ids, []string{"no-hipcc"}) {
+		t.Fatalf("without hipcc: %v, %q", ids, fix)
+	}
+	install, _, _ := strings.Cut(fix, "\n")
+	v.must(install)
+	if ids, _ := v.jit(one, "hip.yml"); len(ids) > 0 {
+		t.Errorf("after %q: %v", install, ids)
+	}
+}
+
+// TestE2EJITPrebuilt: a wheel with a module that was compiled with torch 2.6 is used with torch 2.6, and refused with torch 2.5, where the
+// symbol that is named is the one that importing it fails on. Both are PyPI's.
+func TestE2EJITPrebuilt(t *testing.T) {
+	needToolchain(t, "jit-prebuilt")
+	kiln := buildKiln(t)
+	wheels := t.TempDir()
+	type result struct {
+		Path, Source, Error string
+		Rejected            []struct {
+			Path      string
+			Diagnoses []struct{ ID, Detail string }
+		}
+	}
+	ask := func(v *vessel, before string) (r result) {
+		t.Helper()
+		out, err := v.shell(before + "\nkiln jit --json --python /usr/bin/python3.11 env.yml")
+		if jerr := json.Unmarshal([]byte(out), &r); jerr != nil {
+			t.Fatalf("kiln jit: %v, %v\n%s", err, jerr, out)
+		}
+		return r
+	}
+	const load = `python3.11 -c 'import sys, torch, importlib.machinery as m
+print(m.ExtensionFileLoader("env", sys.argv[1]).load_module().answer())' `
+
+	same := launch(t, kiln, "share-torch26", "--env", "KILN_CACHE_DIR=/cache", "--volume", wheels+":/wheels")
+	built := ask(same, "")
+	if built.Source != "built" {
+		t.Fatalf("first call: %+v", built)
+	}
+	same.must(`python3.11 - ` + built.Path + ` <<'END'
+import os, sys, zipfile
+with zipfile.ZipFile("/wheels/env-1.0-cp311-cp311-linux_x86_64.whl", "w") as z:
+    z.write(sys.argv[1], "pkg/" + os.path.basename(sys.argv[1]))
+    z.writestr("env-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: env\nVersion: 1.0\n")
+    z.writestr("env-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n")
+    z.writestr("env-1.0.dist-info/RECORD", "")
+END
+rm -r /cache`)
+	used := ask(same, "export KILN_NO_JIT=1")
+	if used.Source != "prebuilt" || len(used.Rejected) > 0 {
+		t.Fatalf("with the torch it was compiled with: %+v", used)
+	}
+	if got := same.must(load + used.Path); got != "42\n" {
+		t.Errorf("the module answers %q", got)
+	}
+
+	other := launch(t, kiln, "share-torch25", "--env", "KILN_CACHE_DIR=/cache", "--volume", wheels+":/wheels:ro")
+	refused := ask(other, "export KILN_NO_JIT=1")
+	if refused.Path != "" || len(refused.Rejected) != 1 || len(refused.Rejected[0].Diagnoses) == 0 {
+		t.Fatalf("with another torch: %+v", refused)
+	}
+	d := refused.Rejected[0].Diagnoses[0]
+	out, err := other.shell(load + refused.Rejected[0].Path + " 2>&1")
+	const symbol = "_ZN3c105utils7has_envEPKc"
+	if d.ID != "undefined-symbol" || !strings.Contains(d.Detail, symbol) || err == nil || !strings.Contains(out, "undefined symbol: "+symbol) {
+		t.Errorf("refused because of %+v; importing it: %v\n%s", d, err, out)
+	}
+	t.Logf("torch 2.6: %s; torch 2.5: %s", used.Source, d.Detail)
+}
+
 // exllamaSpec is the spec of exllamav2's own extension, as its setup.py has it.
 const exllamaSpec = `name: exllamav2_ext
 torch: true

@@ -485,8 +485,23 @@ func TestNotUsable(t *testing.T) {
 		opts := p.options()
 		opts.Env = append(opts.Env, "CUDA_HOME="+t.TempDir())
 		opts.CUDAHome = t.TempDir()
-		opts.Host = withoutCUDA(opts.Env)
+		opts.Host = without(opts.Env, "nvcc")
 		_ = p.failure(opts, "no-nvcc")
+	})
+	t.Run("no hipcc", func(t *testing.T) {
+		p.write("src/k.hip", "")
+		p.write("tiny.yml", "name: tiny\nsources: [src/k.hip]\n")
+		opts := p.options()
+		opts.Host = without(opts.Env, "hipcc")
+		if e := p.failure(opts, "no-hipcc"); runtime.GOOS == "linux" && !strings.Contains(e.Diagnoses[0].Fix, "hipcc") {
+			t.Errorf("fix %q", e.Diagnoses[0].Fix)
+		}
+		p.write("bin/hipcc", "#!/bin/sh\nexit 1\n")
+		opts.Env = append(opts.Env, "ROCM_HOME="+p.dir, "PYTORCH_ROCM_ARCH=gfx90a 8.0")
+		opts.Host = nil
+		if e := p.failure(opts, "arch-unsupported"); !strings.Contains(e.Diagnoses[0].Detail, `"8.0"`) {
+			t.Errorf("detail %q", e.Diagnoses[0].Detail)
+		}
 	})
 	if n := p.calls(); n != 0 {
 		t.Errorf("%d files were compiled", n)
@@ -504,12 +519,12 @@ func TestNotUsable(t *testing.T) {
 	})
 }
 
-// withoutCUDA is this machine without any toolkit.
-func withoutCUDA(env []string) *toolchain.Host {
+// without is this machine without a program.
+func without(env []string, program string) *toolchain.Host {
 	h := toolchain.Local(env)
 	stat := h.Stat
 	h.Stat = func(path string) (os.FileInfo, error) {
-		if strings.HasSuffix(path, "/nvcc") {
+		if strings.HasSuffix(path, "/"+program) {
 			return nil, os.ErrNotExist
 		}
 		return stat(path)

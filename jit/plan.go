@@ -130,14 +130,14 @@ func (p *planner) problems() []toolchain.Diagnosis {
 			want = append(want, "torch-cpu", "cuda-mismatch")
 		}
 	}
-	if p.hip {
-		want = append(want, "no-hipcc")
-	}
 	if p.spec.Torch && p.m.Torch.Version == "" {
 		return []toolchain.Diagnosis{newDiagnosis("missing-requirement", "torch is not installed for "+p.m.Python.Path+", and "+p.spec.Name+" is an extension of it",
 			pythonName(p.m.Python)+" -m pip install torch")}
 	}
 	var out []toolchain.Diagnosis
+	if p.hip && (len(p.m.ROCm) == 0 || p.m.ROCm[0].HIPCC == "") {
+		out = append(out, p.noHIPCC())
+	}
 	for _, problem := range report.Problems {
 		if !slices.Contains(want, problem.ID) || problem.Severity == compat.Note && problem.ID != "no-nvcc" {
 			continue
@@ -148,6 +148,18 @@ func (p *planner) problems() []toolchain.Diagnosis {
 		out = append(out, newDiagnosis(problem.ID, problem.Message, problem.Fix))
 	}
 	return out
+}
+
+// noHIPCC is a problem of this module alone: kiln doctor misses hipcc only where torch is a ROCm build, which needs all of AMD's libraries.
+func (p *planner) noHIPCC() toolchain.Diagnosis {
+	install := func(tool string) string {
+		return toolchain.InstallCommand(tool, p.m.OS, p.m.Distribution, p.m.Python.Version, "", p.m.Root)
+	}
+	fix := install("hipcc") + " (AMD's repository has to be added first)"
+	if alone := install("hipcc-alone"); alone != "" && !p.spec.Torch {
+		fix = alone + "\n" + fix
+	}
+	return newDiagnosis("no-hipcc", p.spec.Name+" has .hip sources, and no hipcc was found", fix+"\nif it is installed: set ROCM_HOME to the folder that has bin/hipcc in it")
 }
 
 func pythonName(py toolchain.Python) string {

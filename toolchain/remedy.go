@@ -54,6 +54,8 @@ var packageNames = map[string]map[string]string{
 		"debian": "cuda-toolkit-{cuda}", "fedora": "cuda-toolkit-{cuda}", "suse": "cuda-toolkit-{cuda}", "arch": "cuda",
 	},
 	"hipcc": {"debian": "rocm-hip-sdk", "fedora": "rocm-hip-sdk", "suse": "rocm-hip-sdk", "arch": "rocm-hip-sdk"},
+	// The compiler alone, as distributions have it themselves.
+	"hipcc-alone": {"debian": "hipcc", "fedora": "hipcc", "arch": "hip-runtime-amd"},
 }
 
 // installers are the commands that install packages.
@@ -85,7 +87,7 @@ var otherInstalls = map[string]map[string]string{
 }
 
 // InstallCommand is the command that installs a tool ("c++", "ninja", "nvcc", "hipcc",
-// "python-headers", "python-venv", "git", "patch", "cmake", "ccache") on a system.
+// "hipcc-alone", "python-headers", "python-venv", "git", "patch", "cmake", "ccache") on a system.
 // os is that of Go, distribution the ids of os-release; python and cuda are versions
 // and may be empty. Where the distribution is not known, the result names the commands
 // of two. It is empty for an unknown tool. With inImage, it is written for a container,

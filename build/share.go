@@ -257,6 +257,10 @@ func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, er
 	if _, ok := s.found.Tools[compiler]; ok && env["PYTORCH_NVCC"] == "" && (a.Row.CUDA != "" || a.Row.ROCm != "") {
 		env["PYTORCH_NVCC"] = path.Join(search.Bin, compiler)
 	}
+	// Makefiles and build scripts for HIP ask this one.
+	if _, ok := s.found.Tools["hipcc"]; ok && env["HIPCC"] == "" && a.Row.ROCm != "" {
+		env["HIPCC"] = path.Join(search.Bin, "hipcc")
+	}
 	if s.found.CCache == "" {
 		fmt.Fprintf(a.log, "compiles are not shared: there is no ccache of version %d.%d or newer in %s\n", leastCCache[0], leastCCache[1], a.where())
 	}

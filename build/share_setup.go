@@ -163,16 +163,18 @@ func (s *compilerSearch) identify(ctx context.Context, path, real string, kind l
 	case launcher.Clang:
 		err = s.clang(ctx, h, path, real)
 	case launcher.HIPCC:
-		tool.Refused = "hipcc's passes for GPUs are not in its dependency list"
-		return tool
+		err = s.hipcc(ctx, h, path, real)
 	}
 	if err != nil {
 		tool.Refused = "its identity is not known: " + err.Error()
 		return tool
 	}
 	tool.ID = hex.EncodeToString(h.Sum(nil)[:16])
-	if kind == launcher.NVCC {
-		tool.Refused = s.probe(ctx, path, tool.ID)
+	switch kind {
+	case launcher.NVCC:
+		tool.Refused = s.remembered("nvcc-"+tool.ID, func() (string, bool) { return s.probe(ctx, path) })
+	case launcher.HIPCC:
+		tool.Refused = s.remembered("hipcc-"+tool.ID, func() (string, bool) { return s.probeHIP(ctx, path) })
 	}
 	return tool
 }
@@ -331,34 +333,177 @@ func (s *compilerSearch) ccbin() []string {
 	return []string{"-ccbin", s.HostCompiler}
 }
 
-// probe compiles a file that reads one header in the pass for the host and one in each pass for a GPU, and looks whether the
-// dependency list has them all. A toolkit with another habit is not shared: changes of a header would go unseen.
-func (s *compilerSearch) probe(ctx context.Context, path, id string) (refused string) {
-	memo := filepath.Join(s.Memo, "nvcc-"+id)
+// hipTarget is a GPU that every clang with HIP knows.
+const hipTarget = "gfx906"
+
+var (
+	quotedWord = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
+	// tempName is in the names of files between the passes.
+	tempName = regexp.MustCompile(`-[0-9a-f]{6}\.`)
+)
+
+// hipcc asks it for the commands that it would run, and takes every program that they name, all device libraries, and what hipcc itself
+// is made of.
+func (s *compilerSearch) hipcc(ctx context.Context, h io.Writer, path, real string) error {
+	if err := s.add(h, real); err != nil {
+		return err
+	}
+	for _, name := range []string{"hipcc.pl", "hipcc.bin", "hipvars.pm", "hipconfig", "hipconfig.pl", "hipconfig.bin"} {
+		part := filepath.Join(filepath.Dir(real), name)
+		if _, err := os.Stat(part); err == nil {
+			if err := s.add(h, part); err != nil {
+				return err
+			}
+		}
+	}
+	source := filepath.Join(s.Temp, "identity.hip")
+	if err := os.WriteFile(source, []byte("__attribute__((global)) void k() {}\n"), 0o666); err != nil {
+		return err
+	}
+	text, err := s.output(ctx, s.mapped(path), "-###", "--offload-arch="+hipTarget, "-c", source, "-o", source+".o")
+	if err != nil {
+		return fmt.Errorf("-###: %w: %s", err, strings.TrimSpace(text))
+	}
+	fmt.Fprintf(h, "commands %x\n", sha256.Sum256([]byte(tempName.ReplaceAllString(strings.ReplaceAll(text, s.Temp, "/tmp"), "-X."))))
+	programs, libraries := hipCommands(text)
+	if len(programs) < 2 || len(libraries) == 0 {
+		return errors.New("-### names no programs or no device libraries")
+	}
+	for _, p := range programs {
+		real, err := filepath.EvalSymlinks(p)
+		if err != nil {
+			return err
+		}
+		if launcher.KindOf(filepath.Base(real)) == launcher.Clang {
+			err = s.clang(ctx, h, p, real)
+		} else {
+			err = s.add(h, p)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, dir := range libraries {
+		// Each GPU has its own among them.
+		files, err := filepath.Glob(filepath.Join(dir, "*.bc"))
+		if err != nil {
+			return err
+		}
+		for _, file := range files {
+			if err := s.add(h, file); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// hipCommands reads the output of -###: the programs, and the folders of device libraries.
+func hipCommands(text string) (programs, libraries []string) {
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(strings.TrimSpace(line), `"`) {
+			continue
+		}
+		for i, m := range quotedWord.FindAllStringSubmatch(line, -1) {
+			switch word := m[1]; {
+			case !filepath.IsAbs(word):
+			case i == 0:
+				programs = append(programs, word)
+			case strings.HasSuffix(word, ".bc"):
+				libraries = append(libraries, filepath.Dir(word))
+			}
+		}
+	}
+	slices.Sort(programs)
+	slices.Sort(libraries)
+	return slices.Compact(programs), slices.Compact(libraries)
+}
+
+// probeHIP does for hipcc what probe does for nvcc: its list has to name what the pass for the host reads, and the lists of the passes for
+// GPUs, which a launcher asks for, what each of them reads.
+func (s *compilerSearch) probeHIP(ctx context.Context, path string) (refused string, final bool) {
+	const high = "gfx90a"
+	dir, err := os.MkdirTemp(s.Temp, "probe")
+	if err != nil {
+		return err.Error(), false
+	}
+	defer os.RemoveAll(dir)
+	source := "#if !defined(__HIP_DEVICE_COMPILE__)\n#include \"host.h\"\n#elif defined(__" + high + "__)\n#include \"high.h\"\n#else\n#include \"low.h\"\n#endif\n" +
+		"__attribute__((device)) void k() {}\n" // no kernel: it would need the runtime's headers
+	for name, text := range map[string]string{"probe.hip": source, "host.h": "\n", "low.h": "\n", "high.h": "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			return err.Error(), false
+		}
+	}
+	list := filepath.Join(dir, "probe.d")
+	args := []string{s.mapped(path), "--offload-arch=" + hipTarget, "--offload-arch=" + high, "-c", filepath.Join(dir, "probe.hip")}
+	if out, err := s.output(ctx, append(slices.Clone(args), "-MD", "-MF", list, "-MT", launcher.DepTarget, "-o", filepath.Join(dir, "probe.o"))...); err != nil {
+		return "its dependency list could not be tried: " + lastLine(out), false
+	}
+	host, err := os.ReadFile(list)
+	if err != nil {
+		return err.Error(), false
+	}
+	devices, err := s.output(ctx, append(slices.Clone(args), "--cuda-device-only", "-M")...)
+	if err != nil {
+		return "the dependency lists of its passes for GPUs could not be tried: " + lastLine(devices), false
+	}
+	switch {
+	case !bytes.HasPrefix(host, []byte(launcher.DepTarget)):
+		return "its dependency list has another target than it was told", true
+	case !lists(host, "host.h") || !lists([]byte(devices), "low.h") || !lists([]byte(devices), "high.h"):
+		return "its dependency lists do not cover all its passes", true
+	}
+	return "", true
+}
+
+// lists reports whether a dependency list names a file.
+func lists(text []byte, name string) bool {
+	return slices.ContainsFunc(depfile.Parse(text), func(f string) bool { return filepath.Base(f) == name })
+}
+
+func lastLine(out string) string {
+	out = strings.TrimSpace(out)
+	return strings.TrimSpace(out[strings.LastIndexByte(out, '\n')+1:])
+}
+
+// remembered tries a compiler out once: what is known of it is in a file. What is not final is tried again by the next row.
+func (s *compilerSearch) remembered(name string, try func() (refused string, final bool)) string {
+	memo := filepath.Join(s.Memo, name)
 	if text, err := os.ReadFile(memo); err == nil {
 		return string(text)
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return "what is known of it cannot be read: " + err.Error()
 	}
+	refused, final := try()
+	if final {
+		_ = os.WriteFile(memo, []byte(refused), 0o666) // without it the next row tries again
+	}
+	return refused
+}
+
+// probe compiles a file that reads one header in the pass for the host and one in each pass for a GPU, and looks whether the
+// dependency list has them all. A toolkit with another habit is not shared: changes of a header would go unseen.
+func (s *compilerSearch) probe(ctx context.Context, path string) (refused string, final bool) {
 	dir, err := os.MkdirTemp(s.Temp, "probe")
 	if err != nil {
-		return err.Error()
+		return err.Error(), false
 	}
 	defer os.RemoveAll(dir)
 	list, err := s.output(ctx, s.mapped(path), "--list-gpu-arch")
 	archs := strings.Fields(list)
 	if err != nil || len(archs) < 2 {
-		return "it does not list its architectures"
+		return "it does not list its architectures", false
 	}
 	low, high := strings.TrimPrefix(archs[0], "compute_"), strings.TrimPrefix(archs[len(archs)-1], "compute_")
 	limit, err := strconv.Atoi(strings.TrimRight(high, "af"))
 	if err != nil {
-		return "it does not list its architectures"
+		return "it does not list its architectures", false
 	}
 	source := fmt.Sprintf("#ifndef __CUDA_ARCH__\n#include \"host.h\"\n#elif __CUDA_ARCH__ >= %d0\n#include \"high.h\"\n#else\n#include \"low.h\"\n#endif\n__global__ void k() {}\n", limit)
 	for name, text := range map[string]string{"probe.cu": source, "host.h": "\n", "low.h": "\n", "high.h": "\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
-			return err.Error()
+			return err.Error(), false
 		}
 	}
 	argv := slices.Concat([]string{s.mapped(path)}, s.ccbin(), []string{
@@ -366,24 +511,19 @@ func (s *compilerSearch) probe(ctx context.Context, path, id string) (refused st
 		"-MD", "-MF", filepath.Join(dir, "probe.d"), "-MT", launcher.DepTarget, "-c", filepath.Join(dir, "probe.cu"), "-o", filepath.Join(dir, "probe.o"),
 	})
 	if out, err := s.output(ctx, argv...); err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err().Error()
-		}
-		last := out[strings.LastIndexByte(strings.TrimSpace(out), '\n')+1:]
-		return "its dependency list could not be tried: " + strings.TrimSpace(last)
+		return "its dependency list could not be tried: " + lastLine(out), false
 	}
 	deps, err := os.ReadFile(filepath.Join(dir, "probe.d"))
 	if err != nil {
-		return err.Error()
+		return err.Error(), false
 	}
 	for _, name := range []string{"host.h", "low.h", "high.h"} {
-		if !slices.ContainsFunc(depfile.Parse(deps), func(f string) bool { return filepath.Base(f) == name }) {
+		if !lists(deps, name) {
 			refused = "its dependency list does not cover all its passes"
 		}
 	}
 	if !bytes.HasPrefix(deps, []byte(launcher.DepTarget)) {
 		refused = "its dependency list has another target than it was told"
 	}
-	_ = os.WriteFile(memo, []byte(refused), 0o666) // without it the next row tries again
-	return refused
+	return refused, true
 }

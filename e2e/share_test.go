@@ -165,6 +165,96 @@ packages:
 `, source, prefix, prefix)}))
 }
 
+// hipSetup compiles one file after the other with what HIPCC names, as makefiles do.
+const hipSetup = `
+import os, re, subprocess, sysconfig
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+class build_hip(build_ext):
+    def build_extension(self, ext):
+        output = self.get_ext_fullpath(ext.name)
+        os.makedirs(os.path.dirname(output), exist_ok=True)
+        archs = ["--offload-arch=" + a for a in re.split("[; ,]+", os.environ["PYTORCH_ROCM_ARCH"].strip())]
+        objects = []
+        for source in ext.sources:
+            object = os.path.join(self.build_temp, source + ".o")
+            os.makedirs(os.path.dirname(object), exist_ok=True)
+            subprocess.run([os.environ["HIPCC"], "-fPIC", "-O2", "-std=c++17", *archs, "-I" + sysconfig.get_path("include"), "-c", source, "-o", object], check=True)
+            objects.append(object)
+        subprocess.run([os.environ["HIPCC"], "-shared", "-fPIC", *archs, *objects, "-o", output], check=True)
+
+setup(name="share-hip", version="0.1.0", ext_modules=[Extension("share_hip", ["module.hip", "one.hip", "two.cu"])], cmdclass={"build_ext": build_hip})
+`
+
+// hipKernel reads one header for the host and one for each GPU.
+const hipKernel = `
+#include <hip/hip_runtime.h>
+#if !defined(__HIP_DEVICE_COMPILE__)
+#include "host.h"
+#elif defined(__gfx90a__)
+#include "high.h"
+#else
+#include "low.h"
+#endif
+__global__ void %s(float* p) { p[threadIdx.x] = expf(p[threadIdx.x]) + VALUE; }
+`
+
+const hipModule = `
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <hip/hip_runtime.h>
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "share_hip", nullptr, -1, nullptr};
+PyMODINIT_FUNC PyInit_share_hip(void) { return PyModule_Create(&module); }
+`
+
+// TestE2EShareHIP: what hipcc compiles is shared, and is what it compiles; a change that only one GPU sees is seen.
+func TestE2EShareHIP(t *testing.T) {
+	program := needShare(t)
+	yml := write(t, map[string]string{
+		"packages.yml": fmt.Sprintf(`
+packages:
+  share-hip:
+    source: {path: src}
+    versions: ["0.1.0"]
+    extra_deps: [build, "setuptools>=77"]
+    local_version: "{flavor}"
+    image: %strixie-hip
+    test: {image: %strixie-hip-runtime}
+    matrix: [{os: debian-13, python: "3.13", rocm: "5.7", arch: "gfx906 gfx90a", axes: {flavor: [one, two, three]}}]
+`, prefix, prefix),
+		"src/setup.py": hipSetup, "src/module.hip": hipModule, "src/one.hip": fmt.Sprintf(hipKernel, "one"), "src/two.cu": fmt.Sprintf(strings.ReplaceAll(hipKernel, "low.h", "other.h"), "two"),
+		"src/host.h": "#define VALUE 1\n", "src/low.h": "#define VALUE 1\n", "src/high.h": "#define VALUE 1\n", "src/other.h": "#define VALUE 1\n",
+	})
+	plan, opts := planOf(t, yml)
+	opts.Kiln = program
+	first, calls := buildRow(t, plan, opts, "-one-")
+	numbers(t, first)
+	if c := first.Record.Compiles; c.Calls != 3 || c.Misses != 3 {
+		t.Errorf("first row: %+v %+v, want 3 misses", c, calls.Calls)
+	}
+	opts.VerifyShare = 100
+	second, _ := buildRow(t, plan, opts, "-two-")
+	numbers(t, second)
+	if c := second.Record.Compiles; c.Hits != 3 || c.Verified != 3 {
+		t.Errorf("second row: %+v, want 3 hits, all of them verified", c)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(yml), "src", "low.h"), []byte("#define VALUE 2\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	third, calls := buildRow(t, plan, opts, "-three-")
+	numbers(t, third)
+	for _, u := range calls.Calls {
+		want := launcher.Hit
+		if strings.HasSuffix(u.Source, "/one.hip") {
+			want = launcher.Miss // gfx906 reads low.h for it
+		}
+		if u.Result != want {
+			t.Errorf("%s after a change for one GPU: %s %s, want %s", u.Source, u.Result, u.Why, want)
+		}
+	}
+}
+
 // freePort returns a port that was free a moment ago.
 func freePort(t *testing.T) int {
 	t.Helper()

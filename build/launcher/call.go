@@ -27,6 +27,8 @@ type call struct {
 	ccbin   string
 	threads int
 	debug   bool
+	// archs are the GPUs that hipcc compiles for, as far as the call says.
+	archs []string
 }
 
 // separate lists options whose value may stand in the next argument. What is missing here is harmless unless the value
@@ -135,8 +137,11 @@ func parseCall(kind Kind, args []string) *call {
 			sources = append(sources, a)
 			emit()
 		default:
-			if kind == NVCC {
+			switch kind {
+			case NVCC:
 				c.nvccOption(name, value, a)
+			case HIPCC:
+				c.hipOption(a)
 			}
 			emit()
 		}
@@ -148,6 +153,8 @@ func parseCall(kind Kind, args []string) *call {
 		c.other = len(sources) == 0 || c.output == "" || !strings.HasSuffix(c.output, ".s")
 	case len(sources) > 1:
 		c.refused = "it compiles several files at once"
+	case kind == HIPCC && c.refused == "" && len(c.archs) == 0:
+		c.refused = "it does not say for which GPUs"
 	}
 	if len(sources) > 0 {
 		c.source = sources[0]
@@ -175,6 +182,38 @@ func (c *call) nvccOption(name, value, arg string) {
 	case arg == "-lineinfo" || arg == "--generate-line-info" || arg == "-G" || arg == "--device-debug" || arg == "-g" || arg == "--debug":
 		c.debug = true
 	}
+}
+
+// hipOption looks at what hipcc, and clang behind it, know about GPUs.
+func (c *call) hipOption(arg string) {
+	for _, option := range []string{"--offload-arch=", "--amdgpu-target=", "--cuda-gpu-arch="} {
+		if arch, ok := strings.CutPrefix(arg, option); ok {
+			c.archs = append(c.archs, arch)
+			if strings.Contains(arch, "native") {
+				c.refused = "it compiles for the GPUs of this machine"
+			}
+		}
+	}
+	switch {
+	case arg == "--genco" || strings.HasSuffix(arg, "-device-only") || strings.HasSuffix(arg, "-host-only"):
+		c.refused = "it is called with " + arg
+	case strings.HasPrefix(arg, "--no-offload-arch") || strings.HasPrefix(arg, "--no-cuda-gpu-arch"):
+		c.refused = "it is called with " + arg
+	}
+}
+
+// devicePasses returns the arguments that make hipcc list what its passes for GPUs read: the list that it writes with an object is that
+// of the pass for the host alone.
+func devicePasses(args []string) []string {
+	var out []string
+	for i := 0; i < len(args); i++ {
+		if args[i] == "-o" {
+			i++
+			continue
+		}
+		out = append(out, args[i])
+	}
+	return append(out, "--cuda-device-only", "-M")
 }
 
 // headerOptions take a path of headers, in the next argument or joined.

@@ -64,6 +64,20 @@ func TestParseCall(t *testing.T) {
 		{"two sources", GCC, "-c a.c b.c", want{Args: "-c a.c b.c", Source: "a.c", Output: "a.o", Refused: "it compiles several files at once", Threads: 1}},
 		{"coverage", GCC, "-c --coverage a.c -o a.o", want{Args: "-c --coverage a.c -o a.o", Source: "a.c", Output: "a.o", Refused: "it is called with --coverage", Threads: 1}},
 		{"arguments in a file", GCC, "@args -c a.c -o a.o", want{Args: "@args -c a.c -o a.o", Source: "a.c", Output: "a.o", Refused: "it reads arguments from a file", Threads: 1}},
+		{
+			"torch with hipcc", HIPCC, "-I/t -c k.hip -o k.o -fPIC --offload-arch=gfx90a --offload-arch=gfx942 -fno-gpu-rdc",
+			want{Args: "-I/t -c k.hip -o k.o -fPIC --offload-arch=gfx90a --offload-arch=gfx942 -fno-gpu-rdc", Source: "k.hip", Output: "k.o", Threads: 1},
+		},
+		{"hipcc for no GPU", HIPCC, "-c k.hip -o k.o", want{Args: "-c k.hip -o k.o", Source: "k.hip", Output: "k.o", Refused: "it does not say for which GPUs", Threads: 1}},
+		{
+			"hipcc for this GPU", HIPCC, "-c k.hip -o k.o --offload-arch=native",
+			want{Args: "-c k.hip -o k.o --offload-arch=native", Source: "k.hip", Output: "k.o", Refused: "it compiles for the GPUs of this machine", Threads: 1},
+		},
+		{
+			"hipcc for GPUs alone", HIPCC, "-c k.hip -o k.o --offload-arch=gfx90a --cuda-device-only",
+			want{Args: "-c k.hip -o k.o --offload-arch=gfx90a --cuda-device-only", Source: "k.hip", Output: "k.o", Refused: "it is called with --cuda-device-only", Threads: 1},
+		},
+		{"hipcc links", HIPCC, "-shared a.o -o m.so --offload-arch=gfx90a", want{Args: "-shared a.o -o m.so --offload-arch=gfx90a", Output: "m.so", Other: true, Threads: 1}},
 		{"kept files", NVCC, "-c --keep k.cu -o k.o", want{Args: "-c --keep k.cu -o k.o", Source: "k.cu", Output: "k.o", Refused: "it is called with --keep", Threads: 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

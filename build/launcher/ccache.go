@@ -31,10 +31,14 @@ func (c *ccache) compiler(call *call) string {
 		name, _, _ := strings.Cut(pair, "=")
 		switch name {
 		case "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "GCC_EXEC_PREFIX", "COMPILER_PATH", "CCC_OVERRIDE_OPTIONS", "GCC_COMPARE_DEBUG",
-			"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH":
-			n++
-			h.Write([]byte(c.canonicalArgs([]string{pair})[0] + "\n"))
+			"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "DEVICE_LIB_PATH":
+		default:
+			if c.tool.Kind != HIPCC || !strings.HasPrefix(name, "HIP") && !strings.HasPrefix(name, "HCC") && !strings.HasPrefix(name, "ROCM") {
+				continue
+			}
 		}
+		n++
+		h.Write([]byte(c.canonicalArgs([]string{pair})[0] + "\n"))
 	}
 	if n > 0 {
 		id += "-" + hex.EncodeToString(h.Sum(nil)[:8])
@@ -53,7 +57,7 @@ func (c *ccache) environ(compiler string, call *call) []string {
 		"CCACHE_MAXSIZE=" + fmt.Sprintf("%dk", max(c.CacheBytes/1000, 1)),
 		// What was read decides, not the preprocessed text: see the package comment.
 		"CCACHE_DEPEND=1",
-		"CCACHE_COMPILERTYPE=" + string(c.tool.Kind),
+		"CCACHE_COMPILERTYPE=" + c.kind(),
 		"CCACHE_COMPILERCHECK=string:" + compiler,
 		// The folder gets into debug information only, and -ffile-prefix-map has made that the same for all.
 		"CCACHE_NOHASHDIR=1",
@@ -73,6 +77,14 @@ func (c *ccache) environ(compiler string, call *call) []string {
 		env = append(env, fmt.Sprintf("CCACHE_REMOTE_STORAGE=http://127.0.0.1:%d%s%s", c.port, r.Path, attributes(r)))
 	}
 	return env
+}
+
+// kind is what ccache calls the compiler: it does not know hipcc, which takes clang's arguments.
+func (c *ccache) kind() string {
+	if c.tool.Kind == HIPCC {
+		return string(Clang)
+	}
+	return string(c.tool.Kind)
 }
 
 func attributes(r *Remote) string {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/kiln-build/kiln/internal/depfile"
@@ -19,6 +20,7 @@ type depFile struct {
 	path   string // where the compiler writes it
 	kept   string // a copy for the record
 	target string // what the caller wants to read in it; "" if the caller wants no list
+	device []byte // further lists for the record, of passes that the compiler's own does not name
 }
 
 // dependencies says where the list of a call goes.
@@ -48,11 +50,14 @@ func (d depFile) finish() error {
 	if !ok || !bytes.HasPrefix(bytes.TrimLeft(rest, " "), []byte(":")) {
 		return errors.New(d.path + " does not begin with its target")
 	}
-	if d.target == "" {
+	if d.target == "" && len(d.device) == 0 {
 		return nil
 	}
-	if err := os.WriteFile(d.kept, text, 0o666); err != nil {
+	if err := os.WriteFile(d.kept, slices.Concat(text, d.device), 0o666); err != nil {
 		return err
+	}
+	if d.target == "" {
+		return nil
 	}
 	// Never half a list: what reads it does so when the call has ended, and a killed call is no call.
 	temp := d.path + ".kiln"

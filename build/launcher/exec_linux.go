@@ -42,11 +42,28 @@ func (l *launcher) replace(args []string) int {
 
 // run runs a program to its end, and everything that it started: when it is killed, so are they, and nobody is left
 // to write into the object. It stays in the group of its caller, whose signals are for all.
-func run(argv, env []string) (state, error) {
+func run(argv, env []string) (state, error) { return runFiles(argv, env, []uintptr{0, 1, 2}) }
+
+// capture is run with what the program writes in a file, and what it says nowhere.
+func capture(argv, env []string, output string) (state, error) {
+	file, err := os.Create(output)
+	if err != nil {
+		return state{}, err
+	}
+	defer file.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return state{}, err
+	}
+	defer null.Close()
+	return runFiles(argv, env, []uintptr{null.Fd(), file.Fd(), null.Fd()})
+}
+
+func runFiles(argv, env []string, files []uintptr) (state, error) {
 	// What loses its parent becomes a child of this process, and can be waited for.
 	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0)
 	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
-		Env: env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
+		Env: env, Files: files, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	})
 	if err != nil {
 		return state{}, fmt.Errorf("run %s: %w", argv[0], err)

@@ -31,6 +31,21 @@ func (l *launcher) replace(args []string) int {
 func run(argv, env []string) (state, error) {
 	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // A compiler ends by itself.
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, os.Stdin, os.Stdout, os.Stderr
+	return wait(cmd)
+}
+
+func capture(argv, env []string, output string) (state, error) {
+	file, err := os.Create(output)
+	if err != nil {
+		return state{}, err
+	}
+	defer file.Close()
+	cmd := exec.Command(argv[0], argv[1:]...) //nolint:noctx // A compiler ends by itself.
+	cmd.Env, cmd.Stdout = env, file
+	return wait(cmd)
+}
+
+func wait(cmd *exec.Cmd) (state, error) {
 	err := cmd.Run()
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		err = nil

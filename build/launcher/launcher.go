@@ -8,14 +8,18 @@
 // bytes of every file that the compiler read, as its own dependency list names them. ccache compares exactly
 // these in its depend mode. The preprocessed text decides nothing: for nvcc ccache would preprocess for the first
 // GPU architecture alone, and miss what only the host or another architecture sees. That nvcc's dependency list covers
-// all its passes is tried out for every toolkit; see build.FindCompilers.
+// all its passes is tried out for every toolkit; see build.FindCompilers. hipcc's list is that of the pass for the host, so
+// the preprocessor is asked once more what the passes for GPUs read, and a digest of that decides too.
 //
 // What it does not do: cache anything itself, or decide how much may run at once. A package that calls a compiler
 // by a path of its own goes past it, and is neither shared nor counted.
 package launcher
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,6 +28,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/depfile"
 )
 
 // ConfigEnv names the variable with the path of the [Config]. Only with it a program is a launcher.
@@ -265,7 +271,6 @@ func (l *launcher) run(args []string) int {
 			fmt.Fprintf(l.stderr, "kiln: compiler launcher: remote cache: %v; going on without\n", err)
 		}
 		defer stop()
-		env = slices.Concat(l.env, cc.environ(record.Compiler, call))
 	} else {
 		record.Args = l.canonicalArgs(l.mapped(call, args))
 	}
@@ -273,6 +278,20 @@ func (l *launcher) run(args []string) int {
 	defer slot.close()
 	began := time.Now()
 	record.WaitSeconds = began.Sub(l.start).Seconds()
+	var passes time.Duration
+	if refused == "" {
+		identity := record.Compiler
+		if l.tool.Kind == HIPCC {
+			var read string
+			if deps.device, read, passes, err = l.devices(call, cwd, cc.temp("passes")); err != nil {
+				refused, deps, argv = "what its passes for GPUs read is not known: "+err.Error(), depFile{}, append([]string{l.tool.Path}, args...)
+			}
+			identity += "-" + read
+		}
+		if refused == "" {
+			env = slices.Concat(l.env, cc.environ(identity, call))
+		}
+	}
 	state, err := run(argv, env)
 	if err == nil && refused == "" && state.killed() {
 		// ccache was killed, with all that it had started. The compiler itself is still there to do its work.
@@ -283,7 +302,7 @@ func (l *launcher) run(args []string) int {
 		fmt.Fprintf(l.stderr, "kiln: compiler launcher: %v\n", err)
 		return 126
 	}
-	record.Seconds, record.CPUSeconds, record.PeakMemoryBytes = time.Since(began).Seconds(), state.cpu.Seconds(), state.peakBytes
+	record.Seconds, record.CPUSeconds, record.PeakMemoryBytes = time.Since(began).Seconds(), (state.cpu + passes).Seconds(), state.peakBytes
 	record.ExitCode = state.exitCode()
 	switch {
 	case record.ExitCode != 0:
@@ -317,6 +336,37 @@ func (l *launcher) run(args []string) int {
 	}
 	slot.done(&record)
 	return record.ExitCode
+}
+
+// devices runs the preprocessor for each GPU that a call of hipcc compiles for, and returns the lists of what it read, a
+// digest of the files, and the processor time. ccache learns from the list of the host alone what to compare; the digest is compared besides.
+func (l *launcher) devices(call *call, cwd, temp string) (lists []byte, digest string, cpu time.Duration, err error) {
+	defer os.Remove(temp)
+	argv := slices.Concat([]string{l.tool.Path}, devicePasses(l.mapped(call, call.args)))
+	state, err := capture(argv, l.env, temp)
+	if err != nil {
+		return nil, "", 0, err
+	}
+	if code := state.exitCode(); code != 0 {
+		return nil, "", state.cpu, fmt.Errorf("%s -M ended with %d", l.name, code)
+	}
+	if lists, err = os.ReadFile(temp); err != nil {
+		return nil, "", state.cpu, err
+	}
+	files := depfile.Parse(lists)
+	if len(files) == 0 {
+		return nil, "", state.cpu, errors.New("nothing was listed")
+	}
+	h := sha256.New()
+	for _, file := range files {
+		full := absolute(cwd, file)
+		sum := digestFile(full)
+		if sum == "" {
+			return nil, "", state.cpu, fmt.Errorf("%s cannot be read", full)
+		}
+		fmt.Fprintf(h, "%s %s\n", l.canonical(path.Clean(full)), sum)
+	}
+	return slices.Concat([]byte("\n"), lists), hex.EncodeToString(h.Sum(nil)[:16]), state.cpu, nil
 }
 
 // rewrite returns the arguments that are shared: headers at their canonical places, no folder of this row in what is

@@ -184,6 +184,75 @@ func TestLauncherFails(t *testing.T) {
 	}
 }
 
+// standInHIP compiles with g++, and reads dev.h for each GPU; its own list does not say so, as hipcc's does not.
+const standInHIP = `#!/bin/sh
+case " $* " in
+*" -M "*) [ -e broken ] && exit 1; echo "a.o: a.hip dev.h" ; exit 0 ;;
+esac
+for a; do shift; case $a in --offload-arch=*|-fcolor-diagnostics) ;; a.hip) set -- "$@" -x c++ a.hip ;; *) set -- "$@" "$a" ;; esac; done
+exec g++ "-DDEV=$(cat dev.h)" "$@"
+`
+
+// What only the passes for GPUs read decides too, is in the list of inputs, and a compiler that does not tell is not shared.
+func TestLauncherHIP(t *testing.T) {
+	b := newBench(t)
+	tool := filepath.Join(b.dir, "hipcc")
+	if err := os.WriteFile(tool, []byte(standInHIP), 0o777); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(self, filepath.Join(b.config.Bin, "hipcc")); err != nil {
+		t.Fatal(err)
+	}
+	b.config.Tools["hipcc"] = Tool{Path: tool, Kind: HIPCC, ID: "hip"}
+	b.write("source/a.hip", "int f() { return DEV; }\n")
+	b.write("source/dev.h", "1")
+	compile := func() (object string, r Record) {
+		t.Helper()
+		cmd := b.command("-c", "a.hip", "-o", "a.o", "--offload-arch=gfx90a", "-MMD", "-MF", "a.d")
+		cmd.Path = filepath.Join(b.config.Bin, "hipcc")
+		cmd.Args[0] = "hipcc"
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		text, err := os.ReadFile(filepath.Join(cmd.Dir, "a.o"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := os.ReadFile(filepath.Join(cmd.Dir, "a.d"))
+		if err != nil || !strings.HasPrefix(string(list), "a.o: a.hip") || strings.Contains(string(list), "dev.h") {
+			t.Errorf("the caller's list: %v\n%s", err, list)
+		}
+		records, err := ReadRecords(b.config.Calls)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text), records[len(records)-1]
+	}
+	first, r := compile()
+	if r.Result != Miss {
+		t.Errorf("first call: %+v", r)
+	}
+	if again, r := compile(); r.Result != Hit || again != first {
+		t.Errorf("second call: %s %s", r.Result, r.Why)
+	}
+	b.write("source/dev.h", "2")
+	if other, r := compile(); r.Result != Miss || other == first {
+		t.Errorf("a header of the GPU's alone was changed: %s, same object: %v", r.Result, other == first)
+	}
+	in, err := Collect(&b.config)
+	if err != nil || !slices.Contains(in.Files, "/kiln/work/source/dev.h") || in.Calls[0].Key == "" {
+		t.Errorf("inputs: %v, %+v", err, in)
+	}
+	b.write("source/broken", "")
+	if _, r := compile(); r.Result != Bypass || !strings.HasPrefix(r.Why, "what its passes for GPUs read is not known") {
+		t.Errorf("without lists: %s %s", r.Result, r.Why)
+	}
+}
+
 // A pool that goes away while a launcher waits does not hold it up.
 func TestLauncherWithoutPool(t *testing.T) {
 	b := newBench(t)

@@ -162,6 +162,17 @@ e2e-workflow: export KILN_E2E := workflow
 e2e-workflow: deps build $(CACHE)/tools/act
 	$(GO) test ./publish -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
 
+## e2e-slurm: a real Slurm of three nodes on this machine, from Debian's packages (root): 24 rows; a node, the controller, kiln and a compiler are killed (RUN=TestX)
+.PHONY: e2e-slurm
+e2e-slurm: export KILN_E2E := slurm
+e2e-slurm: deps
+	scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 2h
+
+## sim-slurm: many rows on a simulated cluster, a node for 50 rows: makespan, memory, calls of Slurm (ROWS=10000)
+.PHONY: sim-slurm
+sim-slurm:
+	KILN_SIM_ROWS=$(or $(ROWS),10000) $(GO) test ./engine/slurm -run '^TestSimulation$$' -v -count=1 -timeout 1h
+
 ## check: what CI runs: lint, generate-check, cross, test, with the time of each
 CHECK_STEPS := lint generate-check cross test
 .PHONY: check

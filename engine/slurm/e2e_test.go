@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -37,13 +38,16 @@ func newE2E(t *testing.T, rows int, partition string) *e2e {
 	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "slurm") {
 		t.Skip("KILN_E2E does not name slurm")
 	}
-	p := &e2e{t: t, dir: t.TempDir(), cluster: os.Getenv("KILN_SLURM_CLUSTER")}
+	p := &e2e{t: t, dir: os.Getenv("KILN_SLURM_PROJECT"), cluster: os.Getenv("KILN_SLURM_CLUSTER")}
+	if p.dir == "" {
+		p.dir = t.TempDir() // else a folder of an earlier, stopped test: what one machine has built in it counts
+	}
 	if p.cluster == "" {
 		t.Fatal("KILN_SLURM_CLUSTER is not set: run `make e2e-slurm`")
 	}
 	p.kiln = filepath.Join(t.TempDir(), "kiln")
 	p.must(exec.Command("go", "build", "-o", p.kiln, "../../cmd/kiln")) //nolint:noctx // a test's
-	if err := os.CopyFS(filepath.Join(p.dir, "src"), os.DirFS("../../examples/hello-cuda")); err != nil {
+	if err := os.CopyFS(filepath.Join(p.dir, "src"), os.DirFS("../../examples/hello-cuda")); err != nil && !errors.Is(err, fs.ErrExist) {
 		t.Fatal(err)
 	}
 	os.Remove(filepath.Join(p.dir, "src", "packages.yml"))

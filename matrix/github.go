@@ -34,6 +34,7 @@ type GitHubJob struct {
 	Sandbox string `json:"sandbox"`
 
 	platform string
+	hosted   bool
 }
 
 // hostedRunners are the labels of runners that GitHub hosts (November 2026).
@@ -70,13 +71,17 @@ func runsOn(r *Row, runners map[string][]string) []string {
 // IsWindows reports whether the job needs a Windows runner.
 func (j *GitHubJob) IsWindows() bool { return strings.HasPrefix(j.platform, "win") }
 
+// Hosted reports whether the job runs on a machine of GitHub's.
+func (j *GitHubJob) Hosted() bool { return j.hosted }
+
 // GitHubJobs returns a job for every row, in the order of the plan.
 func (p *Plan) GitHubJobs() []GitHubJob {
 	jobs := make([]GitHubJob, len(p.Rows))
 	for i := range p.Rows {
 		r := &p.Rows[i]
 		settings, _ := p.Settings(r.ID)
-		labels, _ := json.Marshal(runsOn(r, p.workflow.Runners)) // texts, cannot fail
+		runner := runsOn(r, p.workflow.Runners)
+		labels, _ := json.Marshal(runner) // texts, cannot fail
 		sandbox := p.workflow.Sandbox
 		if sandbox == "" {
 			sandbox = "host"
@@ -87,6 +92,7 @@ func (p *Plan) GitHubJobs() []GitHubJob {
 		jobs[i] = GitHubJob{
 			Row: r.ID, Name: r.ID, OS: r.OS, Kind: r.Kind, Python: r.Python, CUDA: r.CUDA, ROCm: r.ROCm, Torch: r.Torch,
 			Arch: r.Arch, Image: settings.Image, RunsOn: string(labels), Sandbox: sandbox, platform: r.Platform,
+			hosted: len(runner) == 1 && slices.Contains(hostedRunners, runner[0]),
 		}
 	}
 	return jobs

@@ -148,8 +148,16 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 		return state, nil, nil
 	}
 	record, err := ReadRecord(filepath.Join(dist, "records", row.ID+".json"))
-	if reason, failed := opts.Failures[row.ID]; failed && errors.Is(err, fs.ErrNotExist) {
-		return end(RowFailed, "%s", reason)
+	if errors.Is(err, fs.ErrNotExist) {
+		if reason, failed := opts.Failures[row.ID]; failed {
+			return end(RowFailed, "%s", reason)
+		}
+		switch f, err := readFailure(dist, row); {
+		case err != nil:
+			return end(RowFailed, "%v", err)
+		case f != nil:
+			return end(RowFailed, "%s", f.Reason)
+		}
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

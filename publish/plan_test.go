@@ -212,6 +212,7 @@ packages:
     include: [{kind: sdist, python: "3.12"}]
 `, 10)
 	must(t, os.Remove(p.Record(&p.Plan.Rows[1])))
+	must(t, publish.WriteFailure(p.Dist, &p.Plan.Rows[1], "nvcc was killed: out of memory; set resources.memory_per_job"))
 	inv := p.Inventory(t)
 	inv.Units[0].Archs, inv.Units[0].Warnings = "8.0 9.0+PTX", []string{"arch-extra: more | than asked"}
 	inv.Rows = append(inv.Rows, publish.RowState{ID: "demo-1.0-cu118-torch2.9.0-cp312-linux_x86_64", State: publish.RowSkipped, Reason: "excluded"})
@@ -252,25 +253,51 @@ func TestInventory(t *testing.T) {
 		change func()
 		state  string
 	}{
-		"ready":         {func() {}, publish.RowReady},
-		"no record":     {func() { must(t, os.Remove(p.Record(row))) }, publish.RowMissing},
-		"test failed":   {func() { edit(`"passed"`, `"failed"`) }, publish.RowRejected},
-		"not tested":    {func() { edit(`"passed"`, `"not run"`) }, publish.RowUntested},
-		"audit error":   {func() { edit(`"findings": []`, `"findings": [{"rule": "x", "severity": "error", "message": "no"}]`) }, publish.RowRejected},
-		"not audited":   {func() { edit(`"audit": {`, `"audited": {`) }, publish.RowRejected},
-		"older":         {func() { edit(row.Digest, strings.Repeat("0", len(row.Digest))) }, publish.RowStale},
-		"file gone":     {func() { must(t, os.Remove(filepath.Join(p.Dist, row.Files()[0]))) }, publish.RowMissing},
-		"file changed":  {func() { must(t, os.WriteFile(filepath.Join(p.Dist, row.Files()[0]), []byte("x"), 0o666)) }, publish.RowRejected},
-		"record broken": {func() { must(t, os.WriteFile(p.Record(row), []byte("{"), 0o666)) }, publish.RowRejected},
+		"ready":     {func() {}, publish.RowReady},
+		"no record": {func() { must(t, os.Remove(p.Record(row))) }, publish.RowMissing},
+		"failed there": {func() {
+			must(t, os.Remove(p.Record(row)))
+			must(t, publish.WriteFailure(p.Dist, row, "nvcc: out of memory\nand more"))
+		}, publish.RowFailed},
+		"failed before": {func() {
+			must(t, os.Remove(p.Record(row)))
+			older := *row
+			older.Digest = strings.Repeat("0", len(row.Digest))
+			must(t, publish.WriteFailure(p.Dist, &older, "nvcc: out of memory"))
+		}, publish.RowMissing},
+		"failed, then built": {func() { must(t, publish.WriteFailure(p.Dist, row, "nvcc: out of memory")) }, publish.RowReady},
+		"test failed":        {func() { edit(`"passed"`, `"failed"`) }, publish.RowRejected},
+		"not tested":         {func() { edit(`"passed"`, `"not run"`) }, publish.RowUntested},
+		"audit error":        {func() { edit(`"findings": []`, `"findings": [{"rule": "x", "severity": "error", "message": "no"}]`) }, publish.RowRejected},
+		"not audited":        {func() { edit(`"audit": {`, `"audited": {`) }, publish.RowRejected},
+		"older":              {func() { edit(row.Digest, strings.Repeat("0", len(row.Digest))) }, publish.RowStale},
+		"file gone":          {func() { must(t, os.Remove(filepath.Join(p.Dist, row.Files()[0]))) }, publish.RowMissing},
+		"file changed":       {func() { must(t, os.WriteFile(filepath.Join(p.Dist, row.Files()[0]), []byte("x"), 0o666)) }, publish.RowRejected},
+		"record broken":      {func() { must(t, os.WriteFile(p.Record(row), []byte("{"), 0o666)) }, publish.RowRejected},
 	} {
 		p.Finish(t, row, "", 10)
+		must(t, os.RemoveAll(filepath.Join(p.Dist, "failures")))
 		test.change()
 		inv, err := publish.ReadInventory(t.Context(), p.Dist, p.Plan.Rows[:1], publish.InventoryOptions{})
 		must(t, err)
 		if inv.Rows[0].State != test.state || (len(inv.Units) > 0) != (test.state == publish.RowReady) {
 			t.Errorf("%s: %+v, want %s", name, inv.Rows[0], test.state)
 		}
+		if test.state == publish.RowFailed && inv.Rows[0].Reason != "nvcc: out of memory" {
+			t.Errorf("%s: %q", name, inv.Rows[0].Reason)
+		}
 	}
+}
+
+func FuzzFailure(f *testing.F) {
+	f.Add([]byte(`{"format":"kiln-failure/1","row":"a","digest":"b","reason":"c"}`))
+	f.Add([]byte(`{"format":"kiln-failure/2"}`))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if row, reason, err := publish.ParseFailure(text); err != nil && (row != "" || reason != "") {
+			t.Errorf("%q gives %q, %q and %v", text, row, reason, err)
+		}
+	})
 }
 
 // TestRetryWaits: the pauses are those that the server asks for, in the time of the bubble.

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kiln-build/kiln/publish"
 )
 
 // e2e skips a test unless KILN_E2E names it.
@@ -79,6 +81,71 @@ runs:
 // plan to a published folder, its index and its pages. Only the actions of GitHub itself are stand-ins.
 func TestE2EWorkflow(t *testing.T) {
 	e2e(t, "workflow")
+	repo := t.TempDir()
+	must(t, os.CopyFS(repo, os.DirFS(filepath.Join("..", "examples", "hello-cuda"))))
+	for _, name := range []string{"dist", ".kiln"} {
+		must(t, os.RemoveAll(filepath.Join(repo, name)))
+	}
+	public, artifacts := runWorkflow(t, repo, true)
+	var wheels []string
+	published, err := folder(public)
+	must(t, err)
+	for name := range published {
+		if strings.HasSuffix(name, ".whl") {
+			wheels = append(wheels, name)
+		}
+	}
+	if len(wheels) != 2 {
+		t.Errorf("published: %v, want two wheels", published)
+	}
+	page, err := os.ReadFile(filepath.Join(artifacts, "pages", "all", "simple", "hello-cuda", "index.html"))
+	must(t, err)
+	if strings.Count(string(page), "https://wheels.example.org/") < 2 {
+		t.Errorf("the page has not both wheels:\n%s", page)
+	}
+}
+
+// TestE2EWorkflowFailure: of two rows one fails. The other is published, and the notes of the release say why the one is missing.
+func TestE2EWorkflowFailure(t *testing.T) {
+	e2e(t, "workflow")
+	repo := t.TempDir()
+	const yml = `packages:
+  demo:
+    versions: ["1.0"]
+    source: {path: src}
+    extra_deps: [build, "setuptools>=77"]
+    test_import: demo
+    local_version: "{flavor}"
+    env: {FLAVOR: "{flavor}"}
+    matrix: [{os: debian-12, python: "3.11", axes: {flavor: [good, broken]}}]
+`
+	const setup = `import os
+from setuptools import setup
+if os.environ["FLAVOR"] == "broken":
+    raise SystemExit("error: the flux capacitor is missing")
+setup(name="demo", version="1.0", py_modules=["demo"])
+`
+	must(t, os.Mkdir(filepath.Join(repo, "src"), 0o777))
+	for name, text := range map[string]string{"packages.yml": yml, "src/setup.py": setup, "src/demo.py": "x = 1\n"} {
+		must(t, os.WriteFile(filepath.Join(repo, filepath.FromSlash(name)), []byte(text), 0o666))
+	}
+	public, _ := runWorkflow(t, repo, false)
+	target, err := publish.NewDir(public, publish.DirOptions{})
+	must(t, err)
+	releases, err := target.List(t.Context(), func(string) bool { return true })
+	must(t, err)
+	if len(releases) != 1 || !strings.Contains(releases[0].Notes, "not complete") {
+		t.Fatalf("releases: %+v", releases)
+	}
+	if notes := releases[0].Notes; !strings.Contains(notes, "| failed: ") || strings.Contains(notes, "there is no record") {
+		t.Errorf("the notes do not say why a row failed:\n%s", notes)
+	}
+	t.Log(releases[0].Notes)
+}
+
+// runWorkflow completes a configuration, writes its workflow and runs it. The whole run succeeds or does not.
+func runWorkflow(t *testing.T, repo string, succeeds bool) (public, artifacts string) {
+	t.Helper()
 	act, err := filepath.Abs(filepath.Join("..", ".cache", "tools", "act"))
 	must(t, err)
 	kiln, err := filepath.Abs(filepath.Join("..", "bin", "kiln"))
@@ -88,11 +155,7 @@ func TestE2EWorkflow(t *testing.T) {
 			t.Fatalf("%v; run make e2e-workflow", err)
 		}
 	}
-	repo, artifacts, public := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "public")
-	must(t, os.CopyFS(repo, os.DirFS(filepath.Join("..", "examples", "hello-cuda"))))
-	for _, name := range []string{"dist", ".kiln"} {
-		must(t, os.RemoveAll(filepath.Join(repo, name)))
-	}
+	artifacts, public = t.TempDir(), filepath.Join(t.TempDir(), "public")
 	config, err := os.ReadFile(filepath.Join(repo, "packages.yml"))
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(repo, "packages.yml"), fmt.Appendf(config, `
@@ -104,23 +167,23 @@ workflow:
   sandbox: host
   runners: {debian-12: ubuntu-24.04}
 `, public), 0o666))
-	run := func(name string, args ...string) string {
+	run := func(succeeds bool, name string, args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), name, args...)
 		cmd.Dir = repo
 		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(kiln)+":"+os.Getenv("PATH"), "ARTIFACTS="+artifacts, "XDG_CACHE_HOME="+filepath.Join(artifacts, ".cache"))
 		out, err := cmd.CombinedOutput()
-		if err != nil {
+		if (err == nil) != succeeds {
 			t.Fatalf("%s: %v\n%s", name, err, out)
 		}
 		return string(out)
 	}
-	run(kiln, "workflow", "github", "--write")
+	run(true, kiln, "workflow", "github", "--write")
 	text, err := os.ReadFile(filepath.Join(repo, ".github", "workflows", "kiln.yml"))
 	must(t, err)
-	run("git", "init", "-q")
-	run("git", "add", "-A")
-	run("git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first")
+	run(true, "git", "init", "-q")
+	run(true, "git", "add", "-A")
+	run(true, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first")
 
 	actions := t.TempDir()
 	args := []string{
@@ -142,24 +205,8 @@ workflow:
 		must(t, os.WriteFile(filepath.Join(dir, "action.yml"), []byte(body), 0o666))
 		args = append(args, "--local-repository", "https://github.com/"+m[1]+"@"+m[2]+"="+dir)
 	}
-	out := run(act, args...)
-	t.Log(lastLines(out, 40))
-	var wheels []string
-	published, err := folder(public)
-	must(t, err)
-	for name := range published {
-		if strings.HasSuffix(name, ".whl") {
-			wheels = append(wheels, name)
-		}
-	}
-	if len(wheels) != 2 {
-		t.Errorf("published: %v, want two wheels", published)
-	}
-	page, err := os.ReadFile(filepath.Join(artifacts, "pages", "all", "simple", "hello-cuda", "index.html"))
-	must(t, err)
-	if strings.Count(string(page), "https://wheels.example.org/") < 2 {
-		t.Errorf("the page has not both wheels:\n%s", page)
-	}
+	t.Log(lastLines(run(succeeds, act, args...), 40))
+	return public, artifacts
 }
 
 func lastLines(s string, n int) string {

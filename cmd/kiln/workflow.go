@@ -103,21 +103,44 @@ operating systems, targets or workflow settings.`,
 
 // warnRows says which rows hosted runners cannot build as they are.
 func (a *app) warnRows(plan *matrix.Plan) {
-	rocm, windows := 0, 0
+	windows := 0
 	for _, j := range plan.GitHubJobs() {
-		if j.ROCm != "" && j.Image == "" && j.Sandbox == "host" {
-			rocm++
-		}
 		if j.IsWindows() {
 			windows++
 		}
 	}
-	if rocm > 0 {
-		fmt.Fprintf(a.stderr, "kiln: note: %s for ROCm have no image and would be built on a runner without ROCm; set image: {rocm: …}\n", ui.Count(rocm, "row"))
+	if warning := rocmWarning(plan); warning != "" {
+		fmt.Fprintf(a.stderr, "kiln: warning: %s\n", warning)
 	}
 	if windows > 0 {
 		fmt.Fprintf(a.stderr, "kiln: note: %s need Windows runners; that part of the workflow is checked by actionlint, not by running it\n", ui.Count(windows, "row"))
 	}
+}
+
+// rocmWarning says which rows would be built on a hosted runner, which has no ROCm; "" if none. There is no image that kiln could
+// name for them: those of AMD come without the Python of a row, in folders and versions of their own.
+func rocmWarning(plan *matrix.Plan) string {
+	var rows, packages []string
+	for i, j := range plan.GitHubJobs() {
+		if j.ROCm != "" && j.Image == "" && j.Sandbox == "host" && j.Hosted() {
+			rows = append(rows, j.Row)
+			packages = append(packages, plan.Rows[i].Package)
+		}
+	}
+	if len(rows) == 0 {
+		return ""
+	}
+	slices.Sort(packages)
+	var keys []string
+	for _, name := range slices.Compact(packages) {
+		keys = append(keys, "packages."+name+".image")
+	}
+	more := ""
+	if len(rows) > 1 {
+		more = fmt.Sprintf(" and %d more", len(rows)-1)
+	}
+	return fmt.Sprintf("%s%s: no image is set, and hosted runners have no ROCm, so the build will fail\n  set %s: {rocm: \"IMAGE\"} to one with ROCm {rocm} and Python, or workflow.runners to runners that have both",
+		rows[0], more, strings.Join(keys, ", "))
 }
 
 // ciFile appends to a file that a variable of the runner names, or else prints.
@@ -175,6 +198,10 @@ cannot work and a wrong input end the run here, before the first build.`,
 			for i, j := range p.plan.GitHubJobs() {
 				fmt.Fprintf(&summary, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(p.plan.Rows[i].Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
 			}
+			if warning := rocmWarning(p.plan); warning != "" {
+				// The form in which a runner shows it beside the file.
+				fmt.Fprintf(a.stdout, "::warning file=%s::%s\n", filepath.ToSlash(flags.file), strings.NewReplacer("%", "%25", "\r", "", "\n", "%0A").Replace(warning))
+			}
 			if err := a.ciFile("GITHUB_OUTPUT", out.String()); err != nil {
 				return err
 			}
@@ -189,6 +216,7 @@ cannot work and a wrong input end the run here, before the first build.`,
 
 func (a *app) workflowSummaryCommand() *cobra.Command {
 	var flags publishingFlags
+	var keep bool
 	cmd := &cobra.Command{
 		Use:     "summary [ROW…]",
 		Short:   "Step of the workflow: a table of rows for the summary of a job",
@@ -210,13 +238,39 @@ func (a *app) workflowSummaryCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if keep {
+				if err := keepFailures(cmp.Or(flags.dist, filepath.Join(p.dir, "dist")), rows, inv); err != nil {
+					return err
+				}
+			}
 			return a.ciFile("GITHUB_STEP_SUMMARY", summaryTable(inv))
 		},
 	}
 	flags.plan.register(cmd)
 	cmd.Flags().StringVar(&flags.dist, "dist", "", "the `folder` with finished files (default: dist beside packages.yml)")
 	cmd.Flags().StringVar(&flags.state, "state", "", "the `folder` with the journal of builds (default: .kiln beside packages.yml)")
+	cmd.Flags().BoolVar(&keep, "keep-failures", false, "write why rows failed into dist/failures, for the job that publishes")
 	return cmd
+}
+
+// keepFailures puts why rows are not there beside those that are: the job that publishes has no journal of theirs.
+func keepFailures(dist string, rows []matrix.Row, inv *publish.Inventory) error {
+	for i := range rows {
+		state := &inv.Rows[i] // in the order of rows
+		reason := state.Reason
+		switch state.State {
+		case publish.RowFailed, publish.RowMissing:
+		case publish.RowRejected, publish.RowStale, publish.RowUntested, publish.RowReady:
+			continue // there is a record, which says so itself
+		}
+		if state.State == publish.RowMissing {
+			reason = "the build ended before it began: " + reason
+		}
+		if err := publish.WriteFailure(dist, &rows[i], reason); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // summaryTable is Markdown.

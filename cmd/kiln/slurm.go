@@ -114,6 +114,7 @@ func readSlurmConfig(name string) (*slurmConfig, error) {
 const (
 	slurmCPUs   = 8
 	slurmQueued = 1000
+	slurmTasks  = 500 // in one array
 )
 
 // useSlurm makes the options those of a build on a cluster. f.runner becomes what rows are built in on the nodes.
@@ -164,7 +165,7 @@ func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (
 	runner, err := slurm.New(slurm.Options{
 		Dir: filepath.Join(state, "slurm"), Owner: ownerName(owner), Worker: workerCommand(cmd, program, f, config, opts.Remote.URL), Prefix: config.Prefix, Env: env,
 		Partition: config.Partition, Account: config.Account, QOS: config.QOS, Constraint: config.Constraint, Args: slices.Concat(config.Args, f.slurmArgs),
-		MaxRunning: config.MaxRunning, MaxTasks: site.MaxArray, TimeLimit: limit, Grace: time.Duration(config.Grace), Poll: time.Duration(config.Poll),
+		MaxRunning: config.MaxRunning, MaxTasks: min(cmp.Or(site.MaxArray, slurmTasks), slurmTasks), TimeLimit: limit, Grace: time.Duration(config.Grace), Poll: time.Duration(config.Poll),
 		Beat: time.Duration(config.Beat), Log: a.log,
 	})
 	opts.Cluster = runner

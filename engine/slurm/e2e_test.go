@@ -306,11 +306,18 @@ func (p *e2e) reference() map[string]string {
 	return want
 }
 
-// TestE2EFaults: 24 rows on three nodes; a node, the controller, kiln and a compiler are killed with -9 in mid-run.
+// TestE2EFaults: 24 rows (or KILN_SLURM_ROWS) on three nodes; a node, the controller, kiln and a compiler are killed with -9 in mid-run.
 func TestE2EFaults(t *testing.T) {
-	p := newE2E(t, 24, "main")
+	rows := 24
+	if text := os.Getenv("KILN_SLURM_ROWS"); text != "" {
+		var err error
+		if rows, err = strconv.Atoi(text); err != nil || rows < 8 {
+			t.Fatalf("KILN_SLURM_ROWS %q: want a number from 8 on", text)
+		}
+	}
+	p := newE2E(t, rows, "main")
 	want := p.reference()
-	if len(want) != 24 {
+	if len(want) != rows {
 		t.Fatalf("one machine built %d files", len(want))
 	}
 	start := time.Now()
@@ -320,7 +327,7 @@ func TestE2EFaults(t *testing.T) {
 			return p.count(func(j *engine.JobState) bool { return j.Status == engine.StatusDone }) >= n
 		}
 	}
-	p.wait("the first rows", ended, done(2))
+	p.wait("the first rows", ended, done(rows/12))
 
 	// A node, with all that runs on it.
 	var onNode []int
@@ -336,7 +343,7 @@ func TestE2EFaults(t *testing.T) {
 	for _, pid := range onNode {
 		kill9(t, pid)
 	}
-	p.wait("more rows", ended, done(5))
+	p.wait("more rows", ended, done(rows/5))
 
 	// A compiler.
 	owner, err := os.ReadFile(filepath.Join(p.dir, ".kiln", "id"))
@@ -355,11 +362,11 @@ func TestE2EFaults(t *testing.T) {
 	kill9(t, p.daemon("slurmctld"))
 	time.Sleep(20 * time.Second)
 	p.restart("slurmctld")
-	p.wait("rows after the controller's return", ended, done(10))
+	p.wait("rows after the controller's return", ended, done(rows*5/12))
 	p.restart("n2")
 
 	// kiln itself, twice.
-	for _, n := range []int{11, 14} {
+	for _, n := range []int{rows*11/24, rows*14/24} {
 		p.wait("rows before kiln's end", ended, done(n))
 		kill9(t, cmd.Process.Pid)
 		<-ended
@@ -378,7 +385,7 @@ func TestE2EFaults(t *testing.T) {
 	n := p.compiles()
 	t.Logf("%d rows were at work on the lost node; %d attempts more than rows; %d compile stages in the last attempts", lost, extra, n)
 	// The killed compiler costs an attempt. One may be lost between kiln's kill and sbatch's answer, for each kill.
-	if extra > 3 || n+extra > 24+lost+3 {
+	if extra > 3 || n+extra > rows+lost+3 {
 		t.Errorf("rows were built more often than there is reason for")
 	}
 	p.finish(want)

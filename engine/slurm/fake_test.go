@@ -84,8 +84,13 @@ type fakeTask struct {
 }
 
 func newFake(nodes, cpu int, mem int64, runner engine.Runner) *fake {
+	return newFakeCycle(3*time.Second, nodes, cpu, mem, runner)
+}
+
+// newFakeCycle is newFake with another time between two rounds of the scheduler.
+func newFakeCycle(cycle time.Duration, nodes, cpu int, mem int64, runner engine.Runner) *fake {
 	f := &fake{
-		runner: runner, beat: 10 * time.Second, cycle: 3 * time.Second, notice: 28 * time.Second, hold: 2 * time.Minute, keep: 5 * time.Minute, grace: 30 * time.Second,
+		runner: runner, beat: 10 * time.Second, cycle: cycle, notice: 28 * time.Second, hold: 2 * time.Minute, keep: 5 * time.Minute, grace: 30 * time.Second,
 		jobs: map[int]*array{}, calls: map[string]int{}, calledS: map[int64]int{}, starts: map[string]int{}, stop: make(chan struct{}), begin: time.Now(),
 	}
 	for i := range nodes {

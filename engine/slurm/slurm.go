@@ -919,10 +919,12 @@ func (b *batch) saveJob() error {
 
 // writeFile writes a file that is there whole or not at all, also after a crash of the machine.
 func writeFile(path string, text []byte) error {
-	temp := path + ".new"
-	f, err := os.Create(temp)
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
 		return err
+	}
+	if err := f.Chmod(0o666); err != nil {
+		return errors.Join(err, f.Close())
 	}
 	_, err = f.Write(text)
 	if err == nil {
@@ -931,7 +933,7 @@ func writeFile(path string, text []byte) error {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(temp, path)
+	return os.Rename(f.Name(), path)
 }
 
 // unwant says in a file that a task is not to go on.

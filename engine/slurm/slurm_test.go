@@ -31,14 +31,14 @@ func TestConformance(t *testing.T) {
 	clusters := map[engine.Runner]func(t *testing.T) engine.Runner{}
 	enginetest.Run(t, enginetest.Config{
 		New: func(t *testing.T) engine.Runner {
-			f := newFake(3, 64, 1<<40, engine.Local(enginetest.Perform))
-			f.set(func() { f.cycle, f.beat = 10*time.Millisecond, 50*time.Millisecond })
+			f := newFakeCycle(10*time.Millisecond, 3, 64, 1<<40, engine.Local(enginetest.Perform))
+			f.set(func() { f.beat = 5 * time.Second })
 			dir := filepath.Join(t.TempDir(), "batches")
 			t.Cleanup(f.close)
 			start := func(t *testing.T) engine.Runner {
 				r, err := slurm.New(slurm.Options{
 					Dir: dir, Owner: "test", Worker: []string{"kiln"}, Command: f.command,
-					Poll: 20 * time.Millisecond, Window: 5 * time.Millisecond, Beat: 50 * time.Millisecond,
+					Poll: 20 * time.Millisecond, Window: 5 * time.Millisecond, Beat: 5 * time.Second,
 				})
 				if err != nil {
 					t.Fatal(err)

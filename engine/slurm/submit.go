@@ -139,9 +139,19 @@ func (r *Runner) sbatchArgs(b *batch) []string {
 // answer of squeue tells.
 func (r *Runner) sbatch(ctx context.Context, b *batch) {
 	var out bytes.Buffer
-	err := r.opts.Command(ctx, &out, r.sbatchArgs(b)...)
+	var err error
 	job := 0
-	if err == nil {
+	if b.tries > 0 {
+		// A controller that was slow may have taken it since.
+		var q *queue
+		if q, err = r.queue(ctx); err == nil {
+			job = q.byName(b.jobName)
+		}
+	}
+	if err == nil && job == 0 {
+		err = r.opts.Command(ctx, &out, r.sbatchArgs(b)...)
+	}
+	if err == nil && job == 0 {
 		// The number, and behind a semicolon the cluster. Site scripts may print before it.
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 		id, _, _ := strings.Cut(lines[len(lines)-1], ";")

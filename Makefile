@@ -303,11 +303,11 @@ bench-serve: deps build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./scripts/benchserve -python '$(KILN_PYTHON)' | tee $(CACHE)/bench/serve.txt
 
-## bench-publish: uploading 500 files of 1 MB and 4 of 500 MB to an S3 server, against plain HTTP uploads (FILES, LARGE)
+## bench-publish: uploading 500 files of 1 MB and 4 of 500 MB to an S3 server, against mc cp and plain HTTP uploads (FILES, LARGE)
 .PHONY: bench-publish
-bench-publish: $(CACHE)/tools/versitygw
+bench-publish: $(CACHE)/tools/versitygw $(CACHE)/tools/mc
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchpublish -server $(CACHE)/tools/versitygw -dir $(CACHE)/bench $(if $(FILES),-files $(FILES)) $(if $(LARGE),-large $(LARGE)) \
+	@set -o pipefail; $(GO) run ./scripts/benchpublish -server $(CACHE)/tools/versitygw -mc $(CACHE)/tools/mc -dir $(CACHE)/bench $(if $(FILES),-files $(FILES)) $(if $(LARGE),-large $(LARGE)) \
 	  | tee $(CACHE)/bench/publish.txt
 
 ## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=3)
@@ -373,6 +373,7 @@ $(CACHE)/tools/golangci-lint $(CACHE)/tools/gotestsum $(CACHE)/tools/gofumpt $(C
 # exact versions.
 $(CACHE)/tools/act: MODULE := github.com/nektos/act@v0.2.89
 $(CACHE)/tools/versitygw: MODULE := github.com/versity/versitygw/cmd/versitygw@v1.8.0
-$(CACHE)/tools/act $(CACHE)/tools/versitygw:
+$(CACHE)/tools/mc: MODULE := github.com/minio/mc@v0.0.0-20250313080218-cf909e1063a9
+$(CACHE)/tools/act $(CACHE)/tools/versitygw $(CACHE)/tools/mc:
 	@mkdir -p $(@D)
 	GOBIN=$(CURDIR)/$(CACHE)/tools GOFLAGS= $(GO) install -trimpath -ldflags '-s -w' $(MODULE)

@@ -232,13 +232,24 @@ type explanation struct {
 func (a *app) cacheExplainCommand(state *string) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "explain FILE ROW1 ROW2",
-		Short: "Say which input made the compiles of a file differ between two rows",
+		Use:   "explain FILE ROW1 ROW2 | explain SPEC",
+		Short: "Say which input made the compiles of a file differ between two rows, or a module of kiln jit be compiled again",
 		Long: `Compares what decided about a compile in two rows, as they were built last: the compiler, the arguments, and the
-bytes of every file that was read. FILE is a path below the source, or its end.`,
-		Example: "  kiln cache explain kernel.cu 'demo-*-cp311-*' 'demo-*-cp313-*'",
-		Args:    cobra.ExactArgs(3),
-		RunE: func(_ *cobra.Command, args []string) error {
+bytes of every file that was read. FILE is a path below the source, or its end.
+
+With the SPEC of a module alone it says why kiln jit would compile it again, as kiln jit --explain does.`,
+		Example: `  kiln cache explain kernel.cu 'demo-*-cp311-*' 'demo-*-cp313-*'
+  kiln cache explain ext.yml`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 && len(args) != 3 {
+				return errors.New("give a file and two rows, or the spec of a module")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return a.explainModule(cmd, args[0], asJSON)
+			}
 			all, err := build.ReadCalls(*state)
 			if err != nil {
 				return err
@@ -347,13 +358,18 @@ func (e *explanation) lines(units [2]*launcher.Unit) []string {
 func (a *app) cacheGCCommand(state *string) *cobra.Command {
 	var size string
 	var older time.Duration
+	var modules bool
 	cmd := &cobra.Command{
 		Use:   "gc",
-		Short: "Remove what was not used for longest from the compile cache",
+		Short: "Remove what was not used for longest from the compile cache, or from the modules of kiln jit",
 		Example: `  kiln cache gc --max-size 10GB
-  kiln cache gc --older-than 720h`,
+  kiln cache gc --older-than 720h
+  kiln cache gc --modules --older-than 720h`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if modules {
+				return a.gcModules(cmd, size, older)
+			}
 			dir, err := filepath.Abs(build.CacheDir(*state))
 			if err != nil {
 				return err
@@ -393,6 +409,7 @@ func (a *app) cacheGCCommand(state *string) *cobra.Command {
 	}
 	cmd.Flags().StringVar(&size, "max-size", "", "how large the cache may be, such as 10GB")
 	cmd.Flags().DurationVar(&older, "older-than", 0, "remove what was not used for so long, such as 720h")
+	cmd.Flags().BoolVar(&modules, "modules", false, "look at the modules that kiln jit compiled and unpacked instead")
 	return cmd
 }
 

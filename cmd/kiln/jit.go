@@ -317,6 +317,45 @@ func (a *app) jitExplain(cmd *cobra.Command, spec *jit.Spec, opts jit.Options, a
 	return nil
 }
 
+// explainModule is kiln jit --explain under another name.
+func (a *app) explainModule(cmd *cobra.Command, file string, asJSON bool) error {
+	opts := jit.Options{Env: os.Environ()}
+	var err error
+	if opts.Dir, err = jitDir(""); err != nil {
+		return err
+	}
+	spec, err := a.readSpec(file)
+	if err != nil {
+		return err
+	}
+	if err := jitVariables(&opts); err != nil {
+		return err
+	}
+	return a.jitExplain(cmd, spec, opts, asJSON)
+}
+
+// gcModules removes modules that were not used for so long, then those that do not fit.
+func (a *app) gcModules(cmd *cobra.Command, maxSize string, older time.Duration) error {
+	if maxSize == "" && older == 0 {
+		return errors.New("say what is too much: --max-size SIZE or --older-than DURATION")
+	}
+	dir, err := jitDir("")
+	if err != nil {
+		return err
+	}
+	if older > 0 {
+		report, err := (&jit.Store{Dir: dir}).GC(cmd.Context(), jit.GCOptions{MaxBytes: -1, Keep: older})
+		if err != nil {
+			return err
+		}
+		if maxSize == "" {
+			return a.printGC(report, dir, "removed")
+		}
+		a.printRemoved(report, "removed")
+	}
+	return a.jitGC(cmd, dir, maxSize, false, false)
+}
+
 func (a *app) jitGC(cmd *cobra.Command, dir, maxSize string, dryRun, asJSON bool) error {
 	opts := jit.GCOptions{DryRun: dryRun}
 	if maxSize == "0" {
@@ -336,13 +375,20 @@ func (a *app) jitGC(cmd *cobra.Command, dir, maxSize string, dryRun, asJSON bool
 	if asJSON {
 		return a.printJSON(r)
 	}
-	word := "removed"
 	if dryRun {
-		word = "would remove"
+		return a.printGC(r, dir, "would remove")
 	}
+	return a.printGC(r, dir, "removed")
+}
+
+func (a *app) printRemoved(r *jit.GCReport, word string) {
 	for _, e := range r.Removed {
-		fmt.Fprintf(a.stdout, "%s %s %s, %s, last used %s\n", word, e.Name, e.Key[:8], ui.Bytes(e.Bytes), e.Used.Local().Format(time.DateTime))
+		fmt.Fprintf(a.stdout, "%s %s %.14s, %s, last used %s\n", word, e.Name, e.Key, ui.Bytes(e.Bytes), e.Used.Local().Format(time.DateTime))
 	}
-	_, err = fmt.Fprintf(a.stdout, "%s of %s stay, in %s\n", ui.Count(r.Kept, "module"), ui.Bytes(r.KeptBytes), dir)
+}
+
+func (a *app) printGC(r *jit.GCReport, dir, word string) error {
+	a.printRemoved(r, word)
+	_, err := fmt.Fprintf(a.stdout, "%s of %s stay, in %s\n", ui.Count(r.Kept, "module"), ui.Bytes(r.KeptBytes), dir)
 	return err
 }

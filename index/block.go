@@ -424,22 +424,24 @@ func (p *Project) validate() error {
 	return nil
 }
 
-// sortFiles orders files by version and name.
-func sortFiles(files []File) {
-	type keyed struct {
-		version wheel.Version
-		file    File
+// sortFiles orders files, whose versions are given, by version and name.
+func sortFiles(files []File, versions []wheel.Version) []File {
+	compare := func(a, b int) int {
+		return cmp.Or(versions[a].Compare(versions[b]), strings.Compare(files[a].Filename, files[b].Filename))
 	}
-	all := make([]keyed, len(files))
-	for i, f := range files {
-		all[i] = keyed{f.Version(), f}
+	order := make([]int, len(files))
+	for i := range order {
+		order[i] = i
 	}
-	slices.SortFunc(all, func(a, b keyed) int {
-		return cmp.Or(a.version.Compare(b.version), strings.Compare(a.file.Filename, b.file.Filename))
-	})
-	for i := range all {
-		files[i] = all[i].file
+	if slices.IsSortedFunc(order, compare) {
+		return files
 	}
+	slices.SortFunc(order, compare)
+	sorted := make([]File, len(files))
+	for i, k := range order {
+		sorted[i] = files[k]
+	}
+	return sorted
 }
 
 // validProject checks a normalized name and the one to show. The name becomes a folder.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -246,6 +247,8 @@ func FuzzManifest(f *testing.F) {
 		`{ "filename" : "a" , "size": 0, "hashes": ` + hash + ` } `,
 		`{"filename":"a","filename":"b","size":-1}`, `{"size":01}`, `{"size":1.5}`, `{"size":1e3}`, `{"size":999999999999999999999}`,
 		`{"filename":"a\u0062","yanked":true}`, `{"Filename":"a"}`, `{"filename":"a",}`, `{"filename":"a"} x`, `{}`, `{"filename":"é"}`, `{"upload-time":""}`, `{"hashes":{}}`,
+		`{"filename":"a\u0062","requires-python":"\u003e=3.9,\u003C4"}`, `{"url":"a\/b\"\\c\n"}`, `{"filename":"\u00e9"}`, `{"filename":"\u00"}`, `{"file\u006eame":"\u0000"}`,
+		`{"upload-time":"2026-08-01T12:00:00\u005a"}`, `{"filename":"é\u0062"}`, `{"filename":"a`, `{"filename":"a\`, "{\"filename\":\"\"}\x00",
 	} {
 		f.Add([]byte(line))
 	}
@@ -263,4 +266,31 @@ func FuzzManifest(f *testing.F) {
 			t.Errorf("%q: %s", line, diff)
 		}
 	})
+}
+
+// TestSamePage: two files of which pages say something else are not taken for the same, whatever the field.
+func TestSamePage(t *testing.T) {
+	base := File{
+		Filename: "a-1-py3-none-any.whl", Base: "https://x.org/", SHA256: Digest{1}, Size: 1, Metadata: Digest{2}, RequiresPython: ">=3", UploadTime: time.Unix(1, 0),
+		YankedReason: "no", Provenance: "https://x.org/p", Coordinates: Coordinates{Toolkit: "cu128", Torch: []string{"2.9"}}, Arch: []string{"80"},
+	}
+	if same := base; !base.samePage(&same) {
+		t.Fatal("a file is not like itself")
+	}
+	for i := range reflect.TypeFor[File]().NumField() {
+		other := base
+		field := reflect.ValueOf(&other).Elem().Field(i)
+		name := reflect.TypeFor[File]().Field(i).Name
+		switch name {
+		case "Audit", "Variant": // not on pages; see sameHead
+			continue
+		case "Yanked":
+			field.SetBool(true)
+		default:
+			field.SetZero()
+		}
+		if base.samePage(&other) {
+			t.Errorf("files that differ in %s are taken for the same", name)
+		}
+	}
 }

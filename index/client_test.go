@@ -1,8 +1,11 @@
 package index_test
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -155,39 +158,56 @@ func dependWheel(t *testing.T, dir, filename string, requires ...string) index.N
 func TestWrongWheel(t *testing.T) {
 	tests := []struct {
 		name   string
-		labels []string // the first is the right one
+		builds []string // labels of 2.8.3, or whole versions; the first is the right one
 		wrong  string   // what a flat page yields
 		view   string
 	}{
 		{"newest CUDA, not the user's", []string{"cu128.torch2.9.0", "cu128.torch2.10.0", "cu130.torch2.9.0"}, "cu130.torch2.9.0", "cu128/torch2.9"},
 		{"newest torch, not the user's", []string{"cu128.torch2.9", "cu128.torch2.10"}, "cu128.torch2.10", "cu128/torch2.9"},
-		{"numbers in text", []string{"cu12torch2.10cxx11abitrue", "cu12torch2.8cxx11abitrue"}, "cu12torch2.8cxx11abitrue", "cu12/torch2.10"},
+		{"numbers in text", []string{"cu12torch2.10cxx11abitrue", "cu12torch2.8cxx11abitrue", "cu12torch2.4cxx11abitrue"}, "cu12torch2.8cxx11abitrue", "cu12/torch2.10"},
 		{"no separator", []string{"cu128torch210", "cu128torch29"}, "cu128torch29", "cu128/torch2.10"},
 		{"cu92 above cu130", []string{"cu130.torch1.2", "cu100.torch1.2", "cu92.torch1.2"}, "cu92.torch1.2", "cu130/torch1.2"},
 		{"ROCm above CUDA", []string{"cu128.torch2.9", "rocm6.4.torch2.9"}, "rocm6.4.torch2.9", "cu128/torch2.9"},
 		{"xpu above all", []string{"cu128.torch2.9", "cpu.torch2.9", "xpu.torch2.9"}, "xpu.torch2.9", "cu128/torch2.9"},
+		{"a final CPU build above a development one", []string{"2.8.4.dev1+cu130.torch2.9", "cpu.torch2.9"}, "cpu.torch2.9", "cu130/torch2.9"},
+		{"any label above none", []string{"2.8.3", "cu128.torch2.9"}, "cu128.torch2.9", "cpu/torch2.9"},
+		{"newest of everything, in numbers", []string{"cu.12.8.torch.2.9", "cu.12.8.torch.2.11", "cu.13.0.torch.2.9"}, "cu.13.0.torch.2.9", "cu128/torch2.9"},
+	}
+	version := func(build string) string {
+		if strings.HasPrefix(build, "2.") {
+			return build
+		}
+		return "2.8.3+" + build
 	}
 	// Each case is a project of its own, so that one run of an installer answers for all of them.
-	name := func(i int, label string) string { return fmt.Sprintf("fa%d-2.8.3+%s-py3-none-any.whl", i, label) }
+	name := func(i int, build string) string { return fmt.Sprintf("fa%d-%s-py3-none-any.whl", i, version(build)) }
 	store := openStore(t, t.TempDir())
 	dir := t.TempDir()
 	var projects, exact, right, wrong []string
 	for i, test := range tests {
-		var files []index.NewFile
-		for _, label := range test.labels {
-			files = append(files, dependWheel(t, dir, name(i, label)))
-		}
-		publish(t, store, files...)
 		at, err := index.ParseCoordinates(test.view)
 		if err != nil {
 			t.Fatal(err)
 		}
+		var files []index.NewFile
+		for _, build := range test.builds {
+			f := dependWheel(t, dir, name(i, build))
+			if !strings.Contains(f.Path, "+") {
+				f.Coordinates = at // nothing in the name says it
+			}
+			files = append(files, f)
+		}
+		publish(t, store, files...)
 		project := fmt.Sprintf("fa%d", i)
 		if err := store.SetProject(t.Context(), project, index.Settings{Default: &at}); err != nil {
 			t.Fatal(err)
 		}
-		projects, exact = append(projects, project), append(exact, project+"==2.8.3+"+test.labels[0])
-		right, wrong = append(right, name(i, test.labels[0])), append(wrong, name(i, test.wrong))
+		pin := "=="
+		if !strings.Contains(version(test.builds[0]), "+") {
+			pin = "===" // with two signs the label does not count
+		}
+		projects, exact = append(projects, project), append(exact, project+pin+version(test.builds[0]))
+		right, wrong = append(right, name(i, test.builds[0])), append(wrong, name(i, test.wrong))
 	}
 	url := serve(t, store.Dir())
 	for _, client := range clients(t) {
@@ -210,6 +230,181 @@ func TestWrongWheel(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWrongInstall: what pip does on a machine that has torch 2.9.0, with a stand-in for PyPI and an index of CUDA
+// builds beside it. Each way of getting the wrong build on a flat page is shown to be one, and beside it is the way
+// that works.
+func TestWrongInstall(t *testing.T) {
+	python := tool(t, "python", "KILN_PYTHON")
+	dir := t.TempDir()
+	main, store := openStore(t, t.TempDir()), openStore(t, t.TempDir())
+	publish(t, main,
+		dependWheel(t, dir, "torch-2.8.0-py3-none-any.whl"), dependWheel(t, dir, "torch-2.9.0-py3-none-any.whl"), dependWheel(t, dir, "torch-2.10.0-py3-none-any.whl"),
+		writeSdist(t, dir, "newer", "2.8.4"), writeSdist(t, dir, "same", "2.8.3"))
+	for _, build := range []string{"cu128.torch2.8", "cu128.torch2.9", "cu128.torch2.10", "cu130.torch2.9", "cu130.torch2.10"} {
+		torch := "torch==" + build[strings.Index(build, "torch")+5:] + ".*"
+		publish(t, store, dependWheel(t, dir, "fa-2.8.3+"+build+"-py3-none-any.whl", torch), dependWheel(t, dir, "loose-2.8.3+"+build+"-py3-none-any.whl", "torch"))
+	}
+	for _, project := range []string{"newer", "same"} {
+		publish(t, store, dependWheel(t, dir, project+"-2.8.3+cu128.torch2.9-py3-none-any.whl", "torch==2.9.*"))
+	}
+	for i, toolkit := range []string{"cu126", "cu128", "cu130"} {
+		f := dependWheel(t, dir, fmt.Sprintf("tagged-2.8.3-%d%s-py3-none-any.whl", i+1, toolkit))
+		f.Coordinates = index.Coordinates{Toolkit: toolkit, Torch: []string{"2.9"}}
+		publish(t, store, f)
+	}
+	// Names that pip passes over without a word do not get that far.
+	renamed := filepath.Join(dir, "other-1.0+cu128.torch2.9-py3-none-any.whl")
+	if err := os.WriteFile(renamed, testWheel(t, "other-1.0-py3-none-any.whl", nil), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	dashed := filepath.Join(dir, "fa-2.8.3+cu128-torch2.9.0-py3-none-any.whl")
+	if err := os.WriteFile(dashed, testWheel(t, "fa-2.8.3+cu128.torch2.9.0-py3-none-any.whl", nil), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, problems, err := store.Publish(t.Context(), []index.NewFile{{Path: renamed}, {Path: dashed}}, index.PublishOptions{}); err != nil || len(problems) != 2 {
+		t.Fatalf("a renamed wheel and a dash in a label: %v %v, want two problems", problems, err)
+	}
+
+	pypi, url := serve(t, main.Dir())+"/all/simple/", serve(t, store.Dir())
+	flat, view := url+"/all/simple/", url+"/cu128/torch2.9/simple/"
+	environments := map[string]string{}
+	venvOf := func(installed ...string) string {
+		key := strings.Join(installed, " ")
+		if environments[key] == "" {
+			home := t.TempDir()
+			runTool(t, python, "-m", "venv", "--without-pip", home)
+			runTool(t, python, append([]string{"-m", "pip", "--python", home, "-q", "install", "--no-index"}, installed...)...)
+			environments[key] = home
+		}
+		return environments[key]
+	}
+	torch29 := filepath.Join(dir, "torch-2.9.0-py3-none-any.whl")
+	constraints := filepath.Join(dir, "constraints.txt")
+	if err := os.WriteFile(constraints, []byte("fa==2.8.3+cu128.torch2.9\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const right = "fa==2.8.3+cu128.torch2.9"
+	for _, test := range []struct {
+		name    string
+		quick   bool // runs outside KILN_E2E too
+		install []string
+		extra   []string // other indexes
+		args    string
+		want    string // what pip would install, or ""
+		builds  string // a file that pip tries to build
+	}{
+		{name: "A: flat, any torch", extra: []string{flat}, args: "loose", want: "loose==2.8.3+cu130.torch2.10"},
+		{name: "B: flat, torch pinned", quick: true, extra: []string{flat}, args: "fa", want: "fa==2.8.3+cu130.torch2.10 torch==2.10.0"},
+		{name: "C: flat, torch asked for", extra: []string{flat}, args: "fa torch==2.9.0", want: "fa==2.8.3+cu130.torch2.9"},
+		{name: "D: view", quick: true, extra: []string{view}, args: "fa", want: right},
+		{name: "D, any torch", extra: []string{view}, args: "loose", want: "loose==2.8.3+cu128.torch2.9"},
+		{name: "D': view of another torch", extra: []string{url + "/cu128/torch2.8/simple/"}, args: "fa", want: "fa==2.8.3+cu128.torch2.8 torch==2.8.0"},
+		{name: "F: a newer sdist elsewhere", extra: []string{view}, args: "newer", builds: "newer-2.8.4.tar.gz"},
+		{name: "F': --only-binary", quick: true, extra: []string{view}, args: "--only-binary newer newer", want: "newer==2.8.3+cu128.torch2.9"},
+		{name: "F': --prefer-binary", extra: []string{view}, args: "--prefer-binary newer", want: "newer==2.8.3+cu128.torch2.9"},
+		{name: "G: the same sdist elsewhere", extra: []string{view}, args: "same==2.8.3", want: "same==2.8.3+cu128.torch2.9"},
+		{name: "I: flat, CUDA in the build tag", extra: []string{flat}, args: "tagged", want: "tagged==2.8.3 (3cu130)"},
+		{name: "I: view", extra: []string{view}, args: "tagged", want: "tagged==2.8.3 (2cu128)"},
+		{name: "K: flat, exact", extra: []string{flat}, args: right, want: right},
+		{name: "K: flat, exact, with a dash", extra: []string{flat}, args: "fa==2.8.3+cu128-torch2.9", want: right},
+		{name: "M: two views", extra: []string{view, url + "/cu130/torch2.9/simple/"}, args: "fa", want: "fa==2.8.3+cu130.torch2.9"},
+		{name: "N: flat, constraints", extra: []string{flat}, args: "-c " + constraints + " fa", want: right},
+		{name: "P: another build is there", install: []string{"cu130.torch2.9"}, extra: []string{view}, args: "fa"},
+		{name: "P: upgrade", install: []string{"cu130.torch2.9"}, extra: []string{view}, args: "-U fa"},
+		{name: "P': by force", install: []string{"cu130.torch2.9"}, extra: []string{view}, args: "--force-reinstall --no-deps fa", want: right},
+		{name: "P': exact", quick: true, install: []string{"cu130.torch2.9"}, extra: []string{view}, args: right, want: right},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if !test.quick && !e2e() {
+				t.Skip("KILN_E2E does not name index")
+			}
+			installed := []string{torch29}
+			for _, build := range test.install {
+				installed = append(installed, filepath.Join(dir, "fa-2.8.3+"+build+"-py3-none-any.whl"))
+			}
+			report := filepath.Join(t.TempDir(), "report.json")
+			args := []string{"-m", "pip", "--python", venvOf(installed...), "install", "--dry-run", "--report", report, "--index-url", pypi}
+			for _, extra := range test.extra {
+				args = append(args, "--extra-index-url", extra)
+			}
+			cmd := exec.CommandContext(t.Context(), python, append(args, strings.Fields(test.args)...)...)
+			cmd.Env = environment()
+			out, err := cmd.CombinedOutput()
+			if test.builds != "" {
+				// There is nothing to build it with, but pip had set its mind on it.
+				if err == nil || !strings.Contains(string(out), test.builds) {
+					t.Errorf("pip does not build %s: %v\n%s", test.builds, err, out)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if got := reported(t, report); got != test.want {
+				t.Errorf("pip %s: %q, want %q\n%s", test.args, got, test.want, out)
+			}
+		})
+	}
+}
+
+// runTool runs a program that must succeed.
+func runTool(t *testing.T, program string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Env = environment()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// reported returns what pip's report says would be installed, sorted, with build tags.
+func reported(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var report struct {
+		Install []struct {
+			Metadata     struct{ Name, Version string }
+			DownloadInfo struct{ URL string } `json:"download_info"`
+		}
+	}
+	if err := json.Unmarshal(data, &report); err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, p := range report.Install {
+		text := p.Metadata.Name + "==" + p.Metadata.Version
+		if parts := strings.Split(p.DownloadInfo.URL, "-"); len(parts) == 6 {
+			text += " (" + parts[2] + ")"
+		}
+		out = append(out, text)
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+// writeSdist writes a source distribution without any source.
+func writeSdist(t *testing.T, dir, name, version string) index.NewFile {
+	t.Helper()
+	var buf bytes.Buffer
+	z := gzip.NewWriter(&buf)
+	w := tar.NewWriter(z)
+	text := "Metadata-Version: 2.1\nName: " + name + "\nVersion: " + version + "\n"
+	if err := w.WriteHeader(&tar.Header{Name: name + "-" + version + "/PKG-INFO", Mode: 0o644, Size: int64(len(text))}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, name+"-"+version+".tar.gz")
+	if err := errors.Join(w.Close(), z.Close(), os.WriteFile(path, buf.Bytes(), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return index.NewFile{Path: path, UploadTime: day}
 }
 
 // TestInstallers: each client follows dependencies inside a view, obeys hashes, yanks and

@@ -2,9 +2,11 @@ package index_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,7 +85,6 @@ func TestFault(t *testing.T) {
 		{"aliases", configure(aliases), configure(config), math.MaxInt},
 		{"compact", func(ctx context.Context, s *index.Store) error { return s.Compact(ctx) }, remove, math.MaxInt},
 	}
-	cut := errors.New("cut short")
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -100,7 +101,7 @@ func TestFault(t *testing.T) {
 				s.SetFault(func(path string) error {
 					if left == 0 {
 						at, _ = filepath.Rel(dir, path)
-						return cut
+						return errCut
 					}
 					left--
 					return nil
@@ -113,7 +114,7 @@ func TestFault(t *testing.T) {
 					}
 					break
 				}
-				if !errors.Is(err, cut) {
+				if !errors.Is(err, errCut) {
 					t.Fatal(err)
 				}
 				checkListed(t, dir)
@@ -133,6 +134,122 @@ func TestFault(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestIncremental makes changes at random, some of which are cut short. Only pages that change are written; after each
+// change they are all those of the catalog.
+func TestIncremental(t *testing.T) {
+	for seed := range uint64(scale(8, 200)) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(seed, 0))
+			pick := func(list ...string) string { return list[r.IntN(len(list))] }
+			dir := memoryDir(t)
+			for step := range 15 {
+				s := openStore(t, dir)
+				s.SetBulk([]int{0, math.MaxInt}[r.IntN(2)])
+				if left := r.IntN(40); r.IntN(3) == 0 {
+					s.SetFault(func(string) error {
+						if left--; left < 0 {
+							return errCut
+						}
+						return nil
+					})
+				}
+				what, err := randomChange(t.Context(), s, r, pick)
+				t.Logf("step %d: %s: %v", step, what, err)
+				if err != nil && !errors.Is(err, errCut) && !errors.Is(err, index.ErrNotFound) {
+					t.Fatal(err)
+				}
+				if errors.Is(err, errCut) {
+					continue // the next change completes it
+				}
+				if s = openStore(t, dir); s.Exists() {
+					checkIndex(t, s)
+				}
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
+// TestNameReturns: a view gets its short name back when the one that contested it is gone, with the pages of projects
+// that did not change.
+func TestNameReturns(t *testing.T) {
+	store := openStore(t, t.TempDir())
+	if err := store.SetConfig(t.Context(), index.Config{Aliases: true}); err != nil {
+		t.Fatal(err)
+	}
+	short := func(want bool) {
+		t.Helper()
+		checkIndex(t, store)
+		if _, err := os.Stat(filepath.Join(store.Dir(), "cu128-torch211", "simple", "one", "index.html")); (err == nil) != want {
+			t.Errorf("page of one at the short name: %v, want it there: %v", err, want)
+		}
+	}
+	publish(t, store, writeWheels(t, "one-1+cu128.torch2.11-py3-none-any.whl")...)
+	short(true)
+	publish(t, store, writeWheels(t, "two-1+cu128.torch21.1-py3-none-any.whl")...)
+	short(false)
+	if _, err := store.Remove(t.Context(), "two", func(*index.File) bool { return true }); err != nil {
+		t.Fatal(err)
+	}
+	short(true)
+}
+
+var errCut = errors.New("cut short")
+
+// randomChange changes an index of a few projects somehow.
+func randomChange(ctx context.Context, s *index.Store, r *rand.Rand, pick func(...string) string) (what string, err error) {
+	project := pick("alpha", "beta", "gamma")
+	match := func(f *index.File) bool { return f.SHA256[0]%3 == 0 }
+	switch n := r.IntN(12); {
+	case n < 6:
+		var files []index.File
+		for range 1 + r.IntN(20) { // more than sixteen are sorted in another way
+			name := pick("alpha", "beta", "gamma") + "-1." + pick("0", "1", "2", "10") + pick("", "+cu128.torch2.9", "+cu128.torch2.10", "+cu130.torch2.9", "+cu128", "+cpu.torch2.9", "+cu128.torch2.11", "+cu128.torch21.1") +
+				"-cp31" + pick("1", "2") + "-none-any.whl"
+			files = append(files, index.File{
+				Filename: name, Base: "https://example.org/" + pick("a/", "b/"), SHA256: sha256.Sum256([]byte(name)), Size: 1, UploadTime: day,
+				RequiresPython: ">=3.9", Arch: []string{pick("80", "90")},
+			})
+		}
+		_, _, err := s.PublishListed(ctx, func(yield func(index.File, error) bool) {
+			for _, f := range files {
+				if !yield(f, nil) {
+					return
+				}
+			}
+		}, index.PublishOptions{})
+		return fmt.Sprintf("publish %d", len(files)), err
+	case n < 7:
+		_, err := s.Remove(ctx, project, match)
+		return "remove from " + project, err
+	case n < 8:
+		_, err := s.Yank(ctx, project, match, pick("", "broken"), r.IntN(2) == 0)
+		return "yank of " + project, err
+	case n < 9:
+		config := index.Config{Aliases: r.IntN(2) == 0}
+		if r.IntN(2) == 0 {
+			config.Default = index.Coordinates{Toolkit: pick("cu128", "cu130"), Torch: []string{"2.9"}}
+		}
+		return fmt.Sprintf("configuration %+v", config), s.SetConfig(ctx, config)
+	default:
+		settings := index.Settings{}
+		switch r.IntN(4) {
+		case 0:
+			settings.Shared = new(r.IntN(2) == 0)
+		case 1:
+			settings.Status = new(index.Status(pick("active", "archived", "deprecated", "quarantined")))
+		case 2:
+			settings.DisplayName = new(pick(project, strings.ToUpper(project)))
+		default:
+			settings.Default = &index.Coordinates{Toolkit: pick("cu128", "cu130")}
+		}
+		return "settings of " + project, s.SetProject(ctx, project, settings)
 	}
 }
 

@@ -163,15 +163,16 @@ func newRenderer(p *Project, config *Config, files []int32) *renderer {
 		return r
 	}
 	// One block of memory for all fragments of a format.
-	htmlBlock, jsonBlock := make([]byte, 0, len(files)*480), make([]byte, 0, len(files)*480)
+	htmlBlock, jsonBlock := make([]byte, 0, len(files)*512), make([]byte, 0, len(files)*576)
 	for _, i := range files {
 		f := &p.Files[i]
 		start := len(htmlBlock)
+		url, hosted := f.URL(""), f.Base == ""
 		var root int
-		htmlBlock, root = appendFileHTML(htmlBlock, f, config.OldMetadataAttribute)
+		htmlBlock, root = appendAnchor(htmlBlock, f, url, hosted, config.OldMetadataAttribute)
 		r.html[i] = fragment{htmlBlock[start:len(htmlBlock):len(htmlBlock)], root}
 		start = len(jsonBlock)
-		jsonBlock, root = appendFileJSON(jsonBlock, f, p.built[i])
+		jsonBlock, root = appendObject(jsonBlock, f, url, hosted, p.built[i])
 		r.json[i] = fragment{jsonBlock[start:len(jsonBlock):len(jsonBlock)], root}
 		r.versions[i] = f.versionText()
 	}
@@ -190,13 +191,14 @@ func newRenderer(p *Project, config *Config, files []int32) *renderer {
 
 // pages returns the pages for a view, reached at alias.
 func (r *renderer) pages(path, alias string, files []int32) []pageFile {
-	size := 0
-	if len(files) > 0 {
-		size = 512 + len(files)*(len(r.html[files[0]].text)+64)
+	htmlSize, jsonSize := 1024, 1024
+	for _, i := range files {
+		htmlSize += len(r.html[i].text) + 3*(4+strings.Count(alias, "/")) // the way to the root
+		jsonSize += len(r.json[i].text) + 3*(4+strings.Count(alias, "/")) + len(r.versions[i])/4
 	}
 	out := []pageFile{
-		{name: htmlPage, data: r.append(make([]byte, 0, size), HTML, path, alias, files)},
-		{name: jsonPage, data: r.append(make([]byte, 0, size), JSON, path, alias, files)},
+		{name: htmlPage, data: r.append(make([]byte, 0, htmlSize), HTML, path, alias, files)},
+		{name: jsonPage, data: r.append(make([]byte, 0, jsonSize), JSON, path, alias, files)},
 	}
 	if path == variantsView {
 		for _, v := range r.variants {
@@ -287,12 +289,8 @@ func (f *fragment) append(dst []byte, root string) []byte {
 	return append(dst, f.text[f.root:]...)
 }
 
-// appendFileHTML appends the link to a file and returns where the root of the index has to be
+// appendAnchor appends the link to a file and returns where the root of the index has to be
 // inserted, or -1.
-func appendFileHTML(dst []byte, f *File, oldAttribute bool) (text []byte, root int) {
-	return appendAnchor(dst, f, f.URL(""), f.Base == "", oldAttribute)
-}
-
 func appendAnchor(dst []byte, f *File, url string, hosted, oldAttribute bool) (text []byte, root int) {
 	start := len(dst)
 	dst = append(dst, `<a href="`...)
@@ -342,10 +340,7 @@ func appendAnchor(dst []byte, f *File, url string, hosted, oldAttribute bool) (t
 	return append(dst, "</a><br>\n"...), root
 }
 
-func appendFileJSON(dst []byte, f *File, built Coordinates) (text []byte, root int) {
-	return appendObject(dst, f, f.URL(""), f.Base == "", built)
-}
-
+// appendObject is appendAnchor for JSON.
 func appendObject(dst []byte, f *File, url string, hosted bool, built Coordinates) (text []byte, root int) {
 	start := len(dst)
 	dst = append(dst, `{"filename":`...)
@@ -470,10 +465,43 @@ func (p *Project) variantFiles() []variantFile {
 	return out
 }
 
+// Bits of textClass: characters that need attention in HTML, and in JSON.
+const (
+	htmlSpecial = 1 << iota
+	jsonSpecial
+)
+
+// textClass says of each byte whether it may stand for itself.
+var textClass = func() (class [256]uint8) {
+	for c := range class {
+		if c < ' ' || c >= 0x7f {
+			class[c] = htmlSpecial | jsonSpecial
+		}
+	}
+	for _, c := range `&<>"'` {
+		class[c] |= htmlSpecial
+	}
+	class['"'] |= jsonSpecial
+	class['\\'] |= jsonSpecial
+	return class
+}()
+
+// plainLen returns how many bytes s begins with that stand for themselves.
+func plainLen(s string, special uint8) int {
+	for i := range len(s) {
+		if textClass[s[i]]&special != 0 {
+			return i
+		}
+	}
+	return len(s)
+}
+
 // appendHTML appends text for use between tags and in quoted attributes. Control
 // characters, which HTML does not allow, become spaces.
 func appendHTML(dst []byte, s string) []byte {
-	for i := 0; i < len(s); {
+	i := plainLen(s, htmlSpecial)
+	dst = append(dst, s[:i]...)
+	for i < len(s) {
 		c := s[i]
 		if c >= utf8.RuneSelf {
 			r, n := utf8.DecodeRuneInString(s[i:])
@@ -508,8 +536,9 @@ func appendHTML(dst []byte, s string) []byte {
 // appendJSONString appends a JSON string.
 func appendJSONString(dst []byte, s string) []byte {
 	const hexDigits = "0123456789abcdef"
-	dst = append(dst, '"')
-	for i := 0; i < len(s); {
+	i := plainLen(s, jsonSpecial)
+	dst = append(append(dst, '"'), s[:i]...)
+	for i < len(s) {
 		c := s[i]
 		if c >= utf8.RuneSelf {
 			r, n := utf8.DecodeRuneInString(s[i:])
@@ -530,25 +559,25 @@ func appendJSONString(dst []byte, s string) []byte {
 	return append(dst, '"')
 }
 
-// viewSummary is what catalog.json says of a project in one view.
+// viewSummary is what catalog.json says of a project in one view. Each field is a list, separated by commas.
 type viewSummary struct {
-	Pythons, Platforms, Versions, Arch []string
+	pythons, platforms, versions, arch string
 }
 
 // summarize describes files of a project for catalog.json.
 func (p *Project) summarize(files []int32) viewSummary {
 	pythons, platforms, arch := map[string]bool{}, map[string]bool{}, map[string]bool{}
-	var s viewSummary
+	var versions []string
 	if p.Status == Quarantined {
-		return s
+		return viewSummary{}
 	}
 	for _, i := range files {
 		f := &p.Files[i]
 		if f.Yanked {
 			continue
 		}
-		if v := f.versionText(); !slices.Contains(s.Versions, v) {
-			s.Versions = append(s.Versions, v)
+		if v := f.versionText(); !slices.Contains(versions, v) {
+			versions = append(versions, v)
 		}
 		for _, a := range f.Arch {
 			arch[a] = true
@@ -568,10 +597,11 @@ func (p *Project) summarize(files []int32) viewSummary {
 			platforms[tag] = true
 		}
 	}
-	s.Pythons = slices.SortedFunc(maps.Keys(pythons), compareNatural)
-	s.Platforms = slices.Sorted(maps.Keys(platforms))
-	s.Arch = slices.SortedFunc(maps.Keys(arch), compareNatural)
-	return s
+	join := func(list []string) string { return strings.Join(list, ",") }
+	return viewSummary{
+		join(slices.SortedFunc(maps.Keys(pythons), compareNatural)), join(slices.Sorted(maps.Keys(platforms))),
+		join(versions), join(slices.SortedFunc(maps.Keys(arch), compareNatural)),
+	}
 }
 
 // catalogView is a view in catalog.json.
@@ -582,8 +612,8 @@ type catalogView struct {
 }
 
 type catalogProject struct {
-	Name           string
-	Versions, Arch []string
+	name    string
+	summary viewSummary
 }
 
 // AppendCatalog appends catalog.json, which lists the views of toolkits and what is in them, for
@@ -613,17 +643,23 @@ func newCatalogView(path string, aliases []string) catalogView {
 }
 
 func (v *catalogView) add(project string, s viewSummary) {
-	for _, x := range s.Pythons {
-		if !slices.Contains(v.Pythons, x) {
-			v.Pythons = append(v.Pythons, x)
+	include := func(list []string, text, before string) []string {
+		if text == "" || text == before {
+			return list // as of most projects
 		}
-	}
-	for _, x := range s.Platforms {
-		if !slices.Contains(v.Platforms, x) {
-			v.Platforms = append(v.Platforms, x)
+		for x := range strings.SplitSeq(text, ",") {
+			if !slices.Contains(list, x) {
+				list = append(list, x)
+			}
 		}
+		return list
 	}
-	v.Projects = append(v.Projects, catalogProject{project, s.Versions, s.Arch})
+	var last viewSummary
+	if n := len(v.Projects); n > 0 {
+		last = v.Projects[n-1].summary
+	}
+	v.Pythons, v.Platforms = include(v.Pythons, s.pythons, last.pythons), include(v.Platforms, s.platforms, last.platforms)
+	v.Projects = append(v.Projects, catalogProject{project, s})
 }
 
 func appendCatalog(dst []byte, config *Config, views []catalogView) []byte {
@@ -664,9 +700,11 @@ func appendCatalog(dst []byte, config *Config, views []catalogView) []byte {
 				dst = append(dst, ',')
 			}
 			dst = append(dst, "\n {\"name\":"...)
-			dst = appendJSONString(dst, p.Name)
-			dst = appendStrings(dst, `,"versions":`, p.Versions, false)
-			dst = appendStrings(dst, `,"sm":`, p.Arch, true)
+			dst = appendJSONString(dst, p.name)
+			dst = appendSplit(append(dst, `,"versions":`...), p.summary.versions)
+			if p.summary.arch != "" {
+				dst = appendSplit(append(dst, `,"sm":`...), p.summary.arch)
+			}
 			dst = append(dst, '}')
 		}
 		dst = append(dst, `]}`...)
@@ -684,6 +722,20 @@ func appendStrings(dst []byte, key string, list []string, omitEmpty bool) []byte
 			dst = append(dst, ',')
 		}
 		dst = appendJSONString(dst, s)
+	}
+	return append(dst, ']')
+}
+
+// appendSplit appends the list of what commas separate.
+func appendSplit(dst []byte, text string) []byte {
+	dst = append(dst, '[')
+	for more := text != ""; more; {
+		var x string
+		x, text, more = strings.Cut(text, ",")
+		dst = appendJSONString(dst, x)
+		if more {
+			dst = append(dst, ',')
+		}
 	}
 	return append(dst, ']')
 }

@@ -19,8 +19,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -105,6 +103,7 @@ func (p Problem) Unwrap() error { return p.Err }
 type candidate struct {
 	file     File
 	project  string
+	version  wheel.Version
 	display  string
 	metadata []byte
 	source   *NewFile // nil for listed files
@@ -131,20 +130,12 @@ func (s *Store) publish(ctx context.Context, files []NewFile, opts PublishOption
 	}
 	found := make([]*candidate, len(files))
 	errs := make([]error, len(files))
-	var position atomic.Int64
-	var wg sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(files)) {
-		wg.Go(func() {
-			for {
-				i := int(position.Add(1)) - 1
-				if i >= len(files) || ctx.Err() != nil {
-					return
-				}
-				found[i], errs[i] = inspect(ctx, &files[i], &config, &opts, cache)
-			}
-		})
-	}
-	wg.Wait()
+	_ = fanOut(runtime.GOMAXPROCS(0), len(files), func(_, i int) error {
+		if ctx.Err() == nil {
+			found[i], errs[i] = inspect(ctx, &files[i], &config, &opts, cache)
+		}
+		return nil
+	})
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}
@@ -175,50 +166,75 @@ func (s *Store) PublishListed(ctx context.Context, files iter.Seq2[File, error],
 	now := time.Now().UTC().Truncate(time.Second)
 	var problems []Problem
 	candidates := map[string][]*candidate{}
+	batch := make([]File, 0, 4096)
+	flush := func() {
+		found, errs := make([]candidate, len(batch)), make([]error, len(batch))
+		_ = fanOut(runtime.GOMAXPROCS(0), len(batch), func(_, i int) error {
+			found[i], errs[i] = listed(&batch[i], &config, now)
+			return nil
+		})
+		for i := range found {
+			if errs[i] != nil {
+				problems = append(problems, Problem{batch[i].Filename, errs[i]})
+				continue
+			}
+			candidates[found[i].project] = append(candidates[found[i].project], &found[i])
+		}
+		batch = batch[:0]
+	}
 	for f, err := range files {
 		if err != nil {
 			return nil, nil, err
 		}
-		f.Base = cmp.Or(f.Base, config.BaseURL)
-		project, err := checkName(f.Filename, &config)
-		if err == nil {
-			err = f.validate()
+		if batch = append(batch, f); len(batch) == cap(batch) {
+			flush()
 		}
-		if err == nil && f.Base == "" {
-			err = errors.New("is listed without its bytes and without a URL")
-		}
-		if err == nil && config.Variants && f.Variant == nil {
-			if w, ok := f.Wheel(); ok && w.Label != "" {
-				err = errors.New("is a variant, which is known only from the wheel itself")
-			}
-		}
-		if err != nil {
-			problems = append(problems, Problem{f.Filename, err})
-			continue
-		}
-		if f.UploadTime.IsZero() {
-			f.UploadTime = now
-		}
-		candidates[project] = append(candidates[project], &candidate{file: f, project: project, display: project})
 	}
+	flush()
 	changes, more, err := s.accept(ctx, candidates, opts, len(problems) > 0)
 	return changes, append(problems, more...), err
 }
 
-// checkName checks a file name and returns its project.
-func checkName(filename string, config *Config) (project string, err error) {
+// listed decides whether a file that is known by what a list says may be published at all.
+func listed(f *File, config *Config, now time.Time) (c candidate, err error) {
+	c.file = *f
+	f = &c.file
+	f.Base = cmp.Or(f.Base, config.BaseURL)
+	if f.UploadTime.IsZero() {
+		f.UploadTime = now
+	}
+	if c.project, c.version, err = checkName(f.Filename, config); err != nil {
+		return c, err
+	}
+	c.display = c.project
+	if err := f.validate(); err != nil {
+		return c, err
+	}
+	if f.Base == "" {
+		return c, errors.New("is listed without its bytes and without a URL")
+	}
+	if config.Variants && f.Variant == nil {
+		if w, ok := f.Wheel(); ok && w.Label != "" {
+			return c, errors.New("is a variant, which is known only from the wheel itself")
+		}
+	}
+	return c, nil
+}
+
+// checkName checks a file name and returns its project and version.
+func checkName(filename string, config *Config) (project string, version wheel.Version, err error) {
 	if strings.HasSuffix(filename, ".whl") {
 		w, err := wheel.ParseFilenameOptions(filename, wheel.FilenameOptions{Variants: config.Variants})
 		if err != nil {
-			return "", err
+			return "", version, err
 		}
-		return w.Name, validProject(w.Name, w.Name)
+		return w.Name, w.Version, validProject(w.Name, w.Name)
 	}
 	sdist, err := wheel.ParseSdistName(filename)
 	if err != nil {
-		return "", err
+		return "", version, err
 	}
-	return sdist.Name, validProject(sdist.Name, sdist.Name)
+	return sdist.Name, sdist.Version, validProject(sdist.Name, sdist.Name)
 }
 
 // accept adds candidates, which it consumes, by project to the index under its lock.
@@ -232,32 +248,39 @@ func (s *Store) accept(ctx context.Context, candidates map[string][]*candidate, 
 				return err
 			}
 		}
-		var place []*candidate
-		var updated []*Project
-		for _, name := range slices.Sorted(maps.Keys(candidates)) {
+		names := slices.Sorted(maps.Keys(candidates))
+		lists := make([][]*candidate, len(names))
+		for i, name := range names {
+			lists[i] = candidates[name]
+		}
+		clear(candidates) // frees the memory, project by project
+		merges := make([]*merge, len(names))
+		err := fanOut(runtime.GOMAXPROCS(0), len(names), func(_, i int) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			p, err := u.project(name)
+			p, err := u.project(names[i])
 			if err != nil {
 				return err
 			}
-			m := newMerge(p, name, &u.config)
-			list := candidates[name]
-			delete(candidates, name) // frees the memory
-			for _, c := range list {
-				change, err := m.add(c)
-				if err != nil {
-					problems = append(problems, Problem{c.file.Filename, err})
-					continue
-				}
-				changes = append(changes, change)
-				if change.Action == "added" && c.source != nil && c.file.Base == "" {
-					place = append(place, c)
-				}
+			merges[i] = newMerge(p, names[i], &u.config, len(lists[i]))
+			merges[i].addAll(lists[i])
+			if !merges[i].changed {
+				merges[i].project = nil
+				u.forget(names[i])
 			}
+			lists[i] = nil
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		var place []*candidate
+		var updated []*merge
+		for _, m := range merges {
+			changes, problems, place = append(changes, m.changes...), append(problems, m.problems...), append(place, m.place...)
 			if m.changed {
-				updated = append(updated, m.done())
+				updated = append(updated, m)
 			}
 		}
 		if len(problems) > 0 && opts.Strict {
@@ -268,8 +291,8 @@ func (s *Store) accept(ctx context.Context, candidates map[string][]*candidate, 
 				return err
 			}
 		}
-		for _, p := range updated {
-			u.set(p)
+		for _, m := range updated {
+			u.set(m.project)
 		}
 		return nil
 	})
@@ -281,53 +304,122 @@ func (s *Store) accept(ctx context.Context, candidates map[string][]*candidate, 
 
 // merge adds files to a copy of a project.
 type merge struct {
-	project *Project
-	config  *Config
-	byName  map[string]int // in project.Files
-	removed map[string]Digest
-	labels  map[string]string // of files in the views of one torch: view and name without label → file name
-	changed bool
+	project  *Project
+	config   *Config
+	versions []wheel.Version  // of project.Files, from sorted on
+	sorted   int              // how many of project.Files were there
+	byName   map[string]int   // in project.Files
+	byBuild  map[string][]int // the same by buildName
+	removed  map[string]Digest
+	changed  bool
+
+	changes  []Change
+	problems []Problem
+	place    []*candidate // to copy into the index
 }
 
-func newMerge(p *Project, name string, config *Config) *merge {
-	m := &merge{project: p, config: config, byName: map[string]int{}, removed: map[string]Digest{}, labels: map[string]string{}}
+// newMerge begins a merge of n files into p, which it changes; nil stands for a new project.
+func newMerge(p *Project, name string, config *Config, n int) *merge {
 	if p == nil {
-		m.project = &Project{Name: name, DisplayName: name}
+		p = &Project{Name: name, DisplayName: name}
 	}
-	for i := range m.project.Files {
-		f := &m.project.Files[i]
-		m.byName[f.Filename] = i
-		for _, key := range labelKeys(f) {
-			m.labels[key] = f.Filename
-		}
+	m := &merge{project: p, config: config, sorted: len(p.Files), versions: make([]wheel.Version, 0, n)}
+	if len(p.Files) == 0 {
+		p.Files = make([]File, 0, n)
 	}
-	for _, t := range m.project.Removed {
+	m.byName, m.byBuild = make(map[string]int, len(p.Files)+n), make(map[string][]int, len(p.Files)+n)
+	for i := range p.Files {
+		m.note(i)
+	}
+	m.removed = make(map[string]Digest, len(p.Removed))
+	for _, t := range p.Removed {
 		m.removed[t.Filename] = t.SHA256
 	}
 	return m
 }
 
-// labelKeys returns, for each view of one toolkit and torch that shows the file, what must
-// be unique in it: the name without its local label. Otherwise installers choose between
-// two builds by the text of their labels.
-func labelKeys(f *File) []string {
+func (m *merge) note(i int) {
+	f := &m.project.Files[i]
+	m.byName[f.Filename] = i
+	if name, ok := buildName(f); ok {
+		m.byBuild[name] = append(m.byBuild[name], i)
+	}
+}
+
+// buildName returns the name of a wheel without its local label. It is not ok for files that no view of one toolkit
+// and torch shows.
+func buildName(f *File) (name string, ok bool) {
 	if f.Yanked || !f.IsWheel() || f.Variant != nil {
-		return nil
+		return "", false
+	}
+	if before, after, ok := strings.Cut(f.Filename, "+"); ok {
+		if _, tags, ok := strings.Cut(after, "-"); ok {
+			return before + "-" + tags, true
+		}
+	}
+	return f.Filename, true
+}
+
+// rival returns a file that one of the views of one toolkit and torch cannot show together with f, and that
+// view: installers would choose between the two by the text of their labels.
+func (m *merge) rival(f *File) (view string, other *File) {
+	name, ok := buildName(f)
+	if !ok || len(m.byBuild[name]) == 0 {
+		return "", nil
 	}
 	built := f.Built()
 	if built.Toolkit == "" {
-		return nil
+		return "", nil
 	}
-	name := f.Filename
-	if before, after, ok := strings.Cut(name, "+"); ok {
-		_, tags, _ := strings.Cut(after, "-")
-		name = before + "-" + tags
+	for _, i := range m.byBuild[name] {
+		other := &m.project.Files[i]
+		b := other.Built()
+		for _, torch := range built.Torch {
+			if b.Toolkit == built.Toolkit && slices.Contains(b.Torch, torch) {
+				return combination{b.Toolkit, torch}.path(), other
+			}
+		}
 	}
-	var keys []string
-	for _, t := range built.Torch {
-		keys = append(keys, combination{built.Toolkit, t}.path()+" "+name)
+	return "", nil
+}
+
+// addAll adds files, and orders those of the project.
+func (m *merge) addAll(list []*candidate) {
+	for _, c := range list {
+		change, err := m.add(c)
+		if err != nil {
+			m.problems = append(m.problems, Problem{c.file.Filename, err})
+			continue
+		}
+		m.changes = append(m.changes, change)
+		if change.Action == "added" && c.source != nil && c.file.Base == "" {
+			m.place = append(m.place, c)
+		}
 	}
-	return keys
+	m.sort()
+	m.versions, m.byName, m.byBuild, m.removed = nil, nil, nil, nil
+}
+
+// sort orders the files of the project after some were added.
+func (m *merge) sort() {
+	p := m.project
+	if len(m.versions) > 16 {
+		versions := make([]wheel.Version, m.sorted, len(p.Files))
+		for i := range versions {
+			versions[i] = p.Files[i].Version()
+		}
+		p.Files = sortFiles(p.Files, append(versions, m.versions...))
+		return
+	}
+	// Few are inserted, without a look at most of the others.
+	for k, version := range m.versions {
+		f := p.Files[m.sorted+k]
+		at, _ := slices.BinarySearchFunc(p.Files[:m.sorted+k], f, func(a, _ File) int {
+			return cmp.Or(a.Version().Compare(version), strings.Compare(a.Filename, f.Filename))
+		})
+		copy(p.Files[at+1:m.sorted+k+1], p.Files[at:m.sorted+k])
+		p.Files[at] = f
+	}
 }
 
 // add decides about one file.
@@ -359,26 +451,19 @@ func (m *merge) add(c *candidate) (Change, error) {
 	if !p.AcceptsUploads() {
 		return change, fmt.Errorf("%w: it is %s", ErrClosed, p.Status)
 	}
-	keys := labelKeys(f)
-	for _, key := range keys {
-		if other, ok := m.labels[key]; ok {
-			view, _, _ := strings.Cut(key, " ")
-			return change, fmt.Errorf("view %s has this build already, as %s; yank that or give this one another version", view, other)
-		}
+	if view, other := m.rival(f); other != nil {
+		return change, fmt.Errorf("view %s has this build already, as %s; yank that or give this one another version", view, other.Filename)
 	}
 	if f.Variant != nil {
 		if err := m.checkVariant(f); err != nil {
 			return change, err
 		}
 	}
-	for _, key := range keys {
-		m.labels[key] = f.Filename
-	}
 	if len(p.Files) == 0 && c.display != "" {
 		p.DisplayName = c.display
 	}
-	m.byName[f.Filename] = len(p.Files)
-	p.Files = append(p.Files, *f)
+	p.Files, m.versions = append(p.Files, *f), append(m.versions, c.version)
+	m.note(len(p.Files) - 1)
 	m.changed = true
 	return change, nil
 }
@@ -395,16 +480,11 @@ func (m *merge) checkVariant(f *File) error {
 	return err
 }
 
-func (m *merge) done() *Project {
-	sortFiles(m.project.Files)
-	return m.project
-}
-
 // inspect reads a file and decides whether it may be published at all.
 func inspect(ctx context.Context, n *NewFile, config *Config, opts *PublishOptions, cache *scanCache) (c *candidate, err error) {
 	name := n.filename()
 	c = &candidate{source: n}
-	if c.project, err = checkName(name, config); err != nil {
+	if c.project, c.version, err = checkName(name, config); err != nil {
 		return nil, err
 	}
 	c.file = File{

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -373,7 +374,7 @@ func scanManifestLine(line []byte, in interner) (m manifestFile, ok bool) {
 		case "requires-python":
 			m.RequiresPython = in.bytes(s.text())
 		case "upload-time":
-			if m.UploadTime.UnmarshalText(s.text()) != nil {
+			if m.UploadTime.UnmarshalText(s.plain()) != nil {
 				return m, false
 			}
 		default:
@@ -384,13 +385,13 @@ func scanManifestLine(line []byte, in interner) (m manifestFile, ok bool) {
 		}
 		if s.next() == '}' {
 			s.take('}')
-			return m, s != nil && s.next() == 0
+			return m, s != nil && s.next() == 0 && len(s) == 0
 		}
 	}
 }
 
-// plainJSON is the rest of a line of JSON without escapes and characters beyond ASCII; nil after
-// anything else.
+// plainJSON is the rest of a line of JSON in ASCII; nil after anything else, and after escapes of
+// other characters.
 type plainJSON []byte
 
 // next returns the next byte that is not a space, 0 at the end.
@@ -410,7 +411,8 @@ func (s *plainJSON) take(c byte) {
 	}
 }
 
-func (s *plainJSON) text() []byte {
+// plain reads a string without escapes.
+func (s *plainJSON) plain() []byte {
 	s.take('"')
 	for i, c := range *s {
 		switch {
@@ -424,6 +426,53 @@ func (s *plainJSON) text() []byte {
 		}
 	}
 	*s = nil
+	return nil
+}
+
+// text reads a string.
+func (s *plainJSON) text() []byte {
+	before := *s
+	if text := s.plain(); *s != nil {
+		return text
+	}
+	before.take('"')
+	i := bytes.IndexByte(before, '\\')
+	if i < 0 || bytes.IndexByte(before[:i], '"') >= 0 {
+		return nil
+	}
+	*s = before
+	return s.escaped(i)
+}
+
+// escaped reads a string after its first quote; the first escape is at i. Many programs write
+// \u003e for ">", as in ">=3.10".
+func (s *plainJSON) escaped(i int) []byte {
+	rest := *s
+	*s = nil
+	text := make([]byte, 0, i+16)
+	for ; len(rest) > 0; rest = rest[1:] {
+		switch c := rest[0]; {
+		case c == '"':
+			*s = rest[1:]
+			return text
+		case c < ' ' || c > '~':
+			return nil
+		case c != '\\':
+			text = append(text, c)
+		case len(rest) > 1 && (rest[1] == '"' || rest[1] == '\\' || rest[1] == '/'):
+			text = append(text, rest[1])
+			rest = rest[1:]
+		case len(rest) > 5 && string(rest[1:4]) == "u00":
+			var b [1]byte
+			if _, err := hex.Decode(b[:], rest[4:6]); err != nil || b[0] > '~' {
+				return nil
+			}
+			text = append(text, b[0])
+			rest = rest[5:]
+		default:
+			return nil
+		}
+	}
 	return nil
 }
 

@@ -10,7 +10,9 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -167,9 +169,19 @@ func (s *Server) HTTPServer() *http.Server {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if tcp, ok := c.(interface{ SetWriteBuffer(bytes int) error }); ok {
+				_ = tcp.SetWriteBuffer(sendBuffer) // only for speed
+			}
+			return ctx
+		},
+		ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug),
 	}
 }
+
+// sendBuffer is what the system takes of a response before the client does: most pages as a whole, so that
+// they are written in one go.
+const sendBuffer = 256 << 10
 
 // snapshot is one state of the index with the pages that were asked for.
 type snapshot struct {
@@ -229,7 +241,8 @@ type page struct {
 	once    sync.Once
 	missing bool
 	gz      []byte
-	plain   int // bytes
+	file    *sendfile // gz once more, if it is large
+	plain   int       // bytes
 	etag    string
 	// Header values, made once: a slice a request would cost more than the request.
 	lengthGzip, lengthPlain []string
@@ -262,8 +275,12 @@ func (sn *snapshot) page(c *pageCache, key pageKey, limit int64, render func() (
 			c.pages.Delete(key) // names of projects that a view does not have are not collected
 			return
 		}
-		c.size.Add(int64(len(p.gz)))
-		if sn.size.Add(int64(len(p.gz))) > limit {
+		size := int64(len(p.gz))
+		if p.file != nil {
+			size *= 2
+		}
+		c.size.Add(size)
+		if sn.size.Add(size) > limit {
 			sn.forget() // rare: starting over is simpler than knowing what was used last
 		}
 	})
@@ -289,6 +306,7 @@ func (p *page) make(render func() ([]byte, bool)) {
 		return
 	}
 	p.gz = compress(body)
+	p.file = newSendfile(p.gz)
 	p.plain = len(body)
 	sum := sha256.Sum256(body)
 	p.etag = hex.EncodeToString(sum[:16])
@@ -576,7 +594,16 @@ func (s *Server) servePage(w *recorder, r *http.Request, p *page, rep representa
 		return
 	}
 	if gz {
-		_, _ = w.Write(p.gz) // the client went away
+		var f *os.File
+		if r.TLS == nil {
+			f = p.file.take()
+		}
+		if f == nil {
+			_, _ = w.Write(p.gz) // the client went away
+			return
+		}
+		_, _ = w.ReadFrom(&io.LimitedReader{R: f, N: int64(len(p.gz))})
+		p.file.put(f)
 		return
 	}
 	z, err := gzip.NewReader(bytes.NewReader(p.gz))

@@ -194,6 +194,23 @@ func TestClients(t *testing.T) {
 	}
 	c.run(true, "pip", "install", "--target", c.home+"/hashed", "--require-hashes", "-r", requirements)
 	c.run(true, "uv", "pip", "install", "--target", c.home+"/uv-hashed", "--require-hashes", "-r", requirements)
+	catalogView := f.server.Catalog().View("cu128/torch2.9")
+	pinned, err := catalogView.Pin("demo-ext", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := catalogView.AppendPylock(nil, f.http.URL+"/", "demo-ext", pinned)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pylock := filepath.Join(c.home, "pylock.demo-ext.toml")
+	if err := os.WriteFile(pylock, lock, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c.run(true, "uv", "pip", "install", "--target", c.home+"/uv-locked", "-r", pylock)
+	if got := installed(c.home + "/uv-locked"); got != want {
+		t.Errorf("from the lock file uv installs %s, want %s", got, want)
+	}
 	text, err := os.ReadFile(requirements)
 	if err != nil {
 		t.Fatal(err)

@@ -936,3 +936,51 @@ func TestPageCacheLimit(t *testing.T) {
 		t.Error("pages are kept beyond the limit")
 	}
 }
+
+// TestLargePage: many clients at once get a page that is large enough to be sent from a file, whole, and another one after
+// it changed.
+func TestLargePage(t *testing.T) {
+	f := newFixture(t, index.ServerOptions{})
+	if _, problems, err := f.store.PublishListed(t.Context(), manyFiles(500), index.PublishOptions{}); err != nil || len(problems) > 0 {
+		t.Fatal(err, problems)
+	}
+	fetch := func() {
+		t.Helper()
+		if err := f.server.Reload(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want, ok := f.server.Catalog().View("all").AppendProject(nil, index.JSON, "all", "package-00000")
+		if !ok {
+			t.Fatal("no page")
+		}
+		var wait sync.WaitGroup
+		for range 40 { // more than there are files for
+			wait.Go(func() {
+				for range 3 {
+					req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, f.http.URL+"/all/simple/package-00000/", nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					req.Header.Set("Accept", index.TypeJSON) // the transport asks for gzip and unpacks it
+					res, err := f.http.Client().Do(req)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					body, err := io.ReadAll(res.Body)
+					res.Body.Close()
+					if err != nil || !res.Uncompressed || !bytes.Equal(body, want) {
+						t.Errorf("%s, unpacked: %v, %d bytes, want %d: %v", res.Status, res.Uncompressed, len(body), len(want), err)
+					}
+				}
+			})
+		}
+		wait.Wait()
+	}
+	fetch()
+	if _, err := f.store.Yank(t.Context(), "package-00000", func(*index.File) bool { return true }, "broken", false); err != nil {
+		t.Fatal(err)
+	}
+	fetch()
+}

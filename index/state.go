@@ -26,6 +26,8 @@ type state struct {
 	logLen  int64
 	config  uint32 // checksum of the configuration that pages were made with
 	entries map[string]*entry
+
+	known []combination // what combinations returned
 }
 
 // entry is a project in the state.
@@ -52,22 +54,16 @@ const (
 
 func newState() *state { return &state{entries: map[string]*entry{}} }
 
-func (v *viewEntry) parseSummary() viewSummary {
-	parts := strings.SplitN(v.summary, "\t", 4)
-	for len(parts) < 4 {
-		parts = append(parts, "")
+func (v *viewEntry) parseSummary() (s viewSummary) {
+	rest := v.summary
+	for _, field := range []*string{&s.pythons, &s.platforms, &s.versions, &s.arch} {
+		*field, rest, _ = strings.Cut(rest, "\t")
 	}
-	split := func(s string) []string {
-		if s == "" {
-			return nil
-		}
-		return strings.Split(s, ",")
-	}
-	return viewSummary{split(parts[0]), split(parts[1]), split(parts[2]), split(parts[3])}
+	return s
 }
 
 func (s viewSummary) text() string {
-	return strings.Join(s.Pythons, ",") + "\t" + strings.Join(s.Platforms, ",") + "\t" + strings.Join(s.Versions, ",") + "\t" + strings.Join(s.Arch, ",")
+	return s.pythons + "\t" + s.platforms + "\t" + s.versions + "\t" + s.arch
 }
 
 func (e *entry) view(path string) *viewEntry {
@@ -97,17 +93,28 @@ func newEntry(p *Project, members membership, at *entry) *entry {
 
 func (st *state) names() []string { return slices.Sorted(maps.Keys(st.entries)) }
 
-// combinations returns those that projects have files for.
+// combinations returns those that projects have files for. Entries that change the answer must not be set
+// afterwards.
 func (st *state) combinations() []combination {
-	set := map[combination]bool{}
+	if st.known != nil {
+		return st.known
+	}
+	paths := map[string]bool{}
 	for _, e := range st.entries {
 		for i := range e.views {
-			if c, ok := parseViewPath(e.views[i].path); ok && c.torch != "" && e.views[i].explicit {
-				set[c] = true
+			if e.views[i].explicit {
+				paths[e.views[i].path] = true
 			}
 		}
 	}
-	return sortCombinations(set)
+	set := map[combination]bool{}
+	for path := range paths {
+		if c, ok := parseViewPath(path); ok && c.torch != "" {
+			set[c] = true
+		}
+	}
+	st.known = append([]combination{}, sortCombinations(set)...)
+	return st.known
 }
 
 // roots returns the paths at which each view lies.
@@ -129,10 +136,17 @@ func (st *state) roots(config *Config) map[string][]string {
 }
 
 func (st *state) append(dst []byte) []byte {
-	var body []byte
+	size := 0
+	for _, e := range st.entries {
+		size += 2*len(e.name) + 64
+		for i := range e.views {
+			size += len(e.views[i].path) + len(e.views[i].summary) + 8
+		}
+	}
+	body := make([]byte, 0, size)
 	for _, name := range st.names() {
 		e := st.entries[name]
-		body = append(body, "P\t"+name+"\t"+e.display+"\t"...)
+		body = append(append(append(append(append(body, "P\t"...), name...), '\t'), e.display...), '\t')
 		body = strconv.AppendInt(body, e.offset, 10)
 		body = append(body, '\t')
 		body = strconv.AppendInt(body, e.length, 10)
@@ -141,9 +155,11 @@ func (st *state) append(dst []byte) []byte {
 		body = append(body, "\t"+flag(e.floating, "f")+"\n"...)
 		for i := range e.views {
 			v := &e.views[i]
-			body = append(body, "V\t"+v.path+"\t"+flag(v.explicit, "e")+"\t"+v.summary+"\n"...)
+			body = append(append(append(body, "V\t"...), v.path...), '\t')
+			body = append(append(append(append(body, flag(v.explicit, "e")...), '\t'), v.summary...), '\n')
 		}
 	}
+	dst = slices.Grow(dst, len(body)+100)
 	dst = fmt.Appendf(dst, "%s\t%s\t%d\t%08x\t%08x\n", stateMagic, st.log, st.logLen, st.config, crc32.Checksum(body, castagnoli))
 	return append(dst, body...)
 }
@@ -205,6 +221,25 @@ func parseState(data []byte) (*state, error) {
 		}
 	}
 	return st, nil
+}
+
+// countFiles is the number of files that a state lists, without reading the rest of it.
+func countFiles(data []byte) (n int, err error) {
+	for line := range bytes.Lines(data) {
+		if !bytes.HasPrefix(line, []byte("P\t")) {
+			continue
+		}
+		f := bytes.Split(line, []byte("\t"))
+		if len(f) != 7 {
+			return 0, errState
+		}
+		files, err := strconv.Atoi(string(f[5]))
+		if err != nil {
+			return 0, errState
+		}
+		n += files
+	}
+	return n, nil
 }
 
 // readState reads the state in dir; a missing one is empty.

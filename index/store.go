@@ -99,13 +99,16 @@ func (s *Store) Dir() string { return s.dir }
 
 // Files counts the files of the index without reading what is known of them.
 func (s *Store) Files() (int, error) {
-	st, err := readState(s.dir)
+	data, err := os.ReadFile(filepath.Join(s.dir, stateDir, stateFile))
+	n := 0
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, nil
+	case err == nil:
+		n, err = countFiles(data)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("read index %s: %w", s.dir, err)
-	}
-	n := 0
-	for _, e := range st.entries {
-		n += e.files
 	}
 	return n, nil
 }

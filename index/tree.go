@@ -182,7 +182,7 @@ func isTwin(path string, data []byte) bool {
 	if _, err := f.ReadAt(trailer[:], info.Size()-int64(len(trailer))); err != nil {
 		return false
 	}
-	return binary.LittleEndian.Uint32(trailer[:4]) == crc32.ChecksumIEEE(data) && binary.LittleEndian.Uint32(trailer[4:]) == uint32(len(data))
+	return binary.LittleEndian.Uint32(trailer[4:]) == uint32(len(data)) && binary.LittleEndian.Uint32(trailer[:4]) == crc32.ChecksumIEEE(data)
 }
 
 func same(path string, data []byte) bool {

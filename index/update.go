@@ -40,11 +40,12 @@ type update struct {
 	config Config
 	sum    uint32 // of config
 
-	log      *os.File // nil if there is none yet
-	in       interner
+	log      *os.File            // nil if there is none yet
 	projects map[string]*Project // changed ones
 	blocks   map[string]*entry   // where the log has blocks that the state does not know
 	rebuild  bool                // write all pages
+	mu       sync.Mutex          // guards before
+	before   map[string]*Project // what projects were that may have changed since
 	unlink   []*File             // hosted files to remove
 
 	pages int // files written or removed
@@ -56,7 +57,7 @@ func (s *Store) update(ctx context.Context, change func(u *update) error) error 
 	if err != nil {
 		return fmt.Errorf("write index %s: %w", s.dir, err)
 	}
-	u := &update{store: s, in: interner{}, projects: map[string]*Project{}, blocks: map[string]*entry{}}
+	u := &update{store: s, before: map[string]*Project{}, projects: map[string]*Project{}, blocks: map[string]*entry{}}
 	err = u.run(ctx, change)
 	if u.log != nil {
 		err = errors.Join(err, u.log.Close())
@@ -77,7 +78,7 @@ func (u *update) run(ctx context.Context, change func(u *update) error) error {
 		if err := u.commit(); err != nil {
 			return err
 		}
-		u.projects, u.blocks, u.rebuild = map[string]*Project{}, map[string]*entry{}, false
+		u.projects, u.blocks, u.before, u.rebuild = map[string]*Project{}, map[string]*entry{}, map[string]*Project{}, false
 		if err := u.reopen(); err != nil {
 			return err
 		}
@@ -174,7 +175,7 @@ func logs(dir string) (names []string, err error) {
 
 func (u *update) logPath() string { return filepath.Join(u.store.dir, stateDir, u.st.log) }
 
-// project returns a project to read, nil if there is none.
+// project returns a project, nil if there is none. It may be called by several goroutines.
 func (u *update) project(name string) (*Project, error) {
 	if p := u.projects[name]; p != nil {
 		return p, nil
@@ -183,8 +184,25 @@ func (u *update) project(name string) (*Project, error) {
 	if e == nil {
 		return nil, nil //nolint:nilnil // not being there is not an error
 	}
-	p, _, err := readBlock(u.log, e, nil, u.in)
-	return p, err
+	p, _, err := readBlock(u.log, e, nil, interner{})
+	if err != nil {
+		return nil, err
+	}
+	if !u.rebuild {
+		was := *p
+		was.Files = slices.Clone(p.Files)
+		u.mu.Lock()
+		u.before[name] = &was
+		u.mu.Unlock()
+	}
+	return p, nil
+}
+
+// forget says that a project which was read does not change.
+func (u *update) forget(name string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.before, name)
 }
 
 // set makes p the new state of its project.
@@ -272,28 +290,28 @@ func (u *update) appendBlocks() error {
 	if _, err := u.log.Seek(u.st.logLen, 0); err != nil {
 		return err
 	}
-	w := bufio.NewWriterSize(u.log, 1<<20)
-	var block []byte
-	for _, name := range slices.Sorted(maps.Keys(u.projects)) {
-		if u.blocks[name] != nil {
-			continue
-		}
-		p := u.projects[name]
-		if err := p.validate(); err != nil {
-			return fmt.Errorf("project %s: %w", name, err) // a mistake of this package, but never on disk
-		}
-		var err error
-		if block, err = appendBlock(block[:0], p); err != nil {
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(u.projects)), func(name string) bool { return u.blocks[name] != nil })
+	// Some at a time, so that they need not all be in memory.
+	for names := range slices.Chunk(names, 16) {
+		blocks := make([][]byte, len(names))
+		err := fanOut(runtime.GOMAXPROCS(0), len(names), func(_, i int) (err error) {
+			p := u.projects[names[i]]
+			if err := p.validate(); err != nil {
+				return fmt.Errorf("project %s: %w", p.Name, err) // a mistake of this package, but never on disk
+			}
+			blocks[i], err = appendBlock(make([]byte, 0, 512+400*len(p.Files)), p)
+			return err
+		})
+		if err != nil {
 			return err
 		}
-		if _, err := w.Write(block); err != nil {
+		for i, block := range blocks {
+			u.blocks[names[i]] = &entry{offset: u.st.logLen, length: int64(len(block))}
+			u.st.logLen += int64(len(block))
+		}
+		if _, err := u.log.Write(slices.Concat(blocks...)); err != nil {
 			return err
 		}
-		u.blocks[name] = &entry{offset: u.st.logLen, length: int64(len(block))}
-		u.st.logLen += int64(len(block))
-	}
-	if err := w.Flush(); err != nil {
-		return err
 	}
 	return u.log.Sync()
 }
@@ -302,9 +320,16 @@ func (u *update) appendBlocks() error {
 func (u *update) nextState() (next, old *state) {
 	old = u.st
 	next = &state{log: old.log, logLen: old.logLen, config: u.sum, entries: maps.Clone(old.entries)}
-	for name, p := range u.projects {
+	names := slices.Sorted(maps.Keys(u.projects))
+	entries := make([]*entry, len(names))
+	_ = fanOut(runtime.GOMAXPROCS(0), len(names), func(_, i int) error {
+		p := u.projects[names[i]]
 		p.prepare(&u.config)
-		next.entries[name] = newEntry(p, p.own, u.blocks[name])
+		entries[i] = newEntry(p, p.own, u.blocks[p.Name])
+		return nil
+	})
+	for i, name := range names {
+		next.entries[name] = entries[i]
 	}
 	combinations := next.combinations()
 	for name, p := range u.projects {
@@ -385,10 +410,14 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 		return err
 	}
 	var temp atomic.Int64
-	if err := u.writeProjects(next, roots, render, durable, &temp); err != nil {
+	trees := make([]*tree, runtime.GOMAXPROCS(0))
+	for i := range trees {
+		trees[i] = newTree(u.store, durable, &temp)
+	}
+	if err := u.writeProjects(old, next, oldRoots, roots, render, trees); err != nil {
 		return err
 	}
-	t := newTree(u.store, durable, &temp)
+	t := trees[0]
 	for _, path := range slices.Sorted(maps.Keys(lists)) {
 		if len(roots[path]) == 0 {
 			continue
@@ -414,7 +443,9 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 	if err := u.removeStale(t, old, next, oldRoots, roots, render); err != nil {
 		return err
 	}
-	u.pages += t.written
+	for _, t := range trees {
+		u.pages += t.written
+	}
 	return os.RemoveAll(tempDir(u.store.dir))
 }
 
@@ -436,40 +467,66 @@ func changedViews(old, next *entry) []string {
 	return out
 }
 
-// writeProjects writes the pages of projects in all their views.
-func (u *update) writeProjects(next *state, roots map[string][]string, render map[string]*Project, durable bool, temp *atomic.Int64) error {
+// writeProjects writes the pages of projects, in the views where they are not what they were.
+func (u *update) writeProjects(old, next *state, oldRoots, roots map[string][]string, render map[string]*Project, trees []*tree) error {
 	names := slices.Sorted(maps.Keys(render))
-	combinations := next.combinations()
-	workers := min(runtime.GOMAXPROCS(0), 1+len(names)/8)
-	errs, written := make([]error, workers), make([]int, workers)
-	var position atomic.Int64
-	var wg sync.WaitGroup
-	for w := range workers {
-		wg.Go(func() {
-			t := newTree(u.store, durable, temp)
-			for {
-				i := int(position.Add(1)) - 1
-				if i >= len(names) {
-					break
-				}
-				if errs[w] = writeProject(t, render[names[i]], &u.config, combinations, roots); errs[w] != nil {
-					position.Store(int64(len(names)))
-					break
+	had, combinations := old.combinations(), next.combinations()
+	return fanOut(len(trees), len(names), func(w, i int) error {
+		p := render[names[i]]
+		members := p.members(combinations)
+		if was := u.before[p.Name]; was != nil && !u.rebuild && p.sameHead(was) {
+			was.prepare(&u.config)
+			before := was.members(had)
+			changed := membership{}
+			for path, files := range members {
+				if !slices.Equal(oldRoots[path], roots[path]) || !p.sameFiles(files, was, before[path]) {
+					changed[path] = files
 				}
 			}
-			written[w] = t.written
-		})
-	}
-	wg.Wait()
-	for _, n := range written {
-		u.pages += n
-	}
-	return errors.Join(errs...)
+			members = changed
+		}
+		return writeProject(trees[w], p, &u.config, members, roots)
+	})
 }
 
-func writeProject(t *tree, p *Project, config *Config, combinations []combination, roots map[string][]string) error {
-	members := p.members(combinations)
-	r := newRenderer(p, config, members[allView])
+// sameHead reports whether pages say the same of two states of a project, apart from its files. Of a project with
+// variants they never do, as the pages of one version depend on all its files.
+func (p *Project) sameHead(was *Project) bool {
+	variant := func(f File) bool { return f.Variant != nil }
+	return p.DisplayName == was.DisplayName && p.status() == was.status() && p.StatusReason == was.StatusReason &&
+		!slices.ContainsFunc(p.Files, variant) && !slices.ContainsFunc(was.Files, variant)
+}
+
+// sameFiles reports whether pages say the same of files of two states of a project.
+func (p *Project) sameFiles(files []int32, was *Project, before []int32) bool {
+	return before != nil && slices.EqualFunc(files, before, func(i, k int32) bool { return p.Files[i].samePage(&was.Files[k]) })
+}
+
+// samePage reports whether pages say the same of two files.
+func (f *File) samePage(o *File) bool {
+	return f.Filename == o.Filename && f.Base == o.Base && f.SHA256 == o.SHA256 && f.Size == o.Size && f.Metadata == o.Metadata &&
+		f.RequiresPython == o.RequiresPython && f.UploadTime.Equal(o.UploadTime) && f.Yanked == o.Yanked && f.YankedReason == o.YankedReason &&
+		f.Provenance == o.Provenance && f.Coordinates.Toolkit == o.Coordinates.Toolkit && slices.Equal(f.Coordinates.Torch, o.Coordinates.Torch) &&
+		slices.Equal(f.Arch, o.Arch)
+}
+
+// writeProject writes the pages of a project in the given views.
+func writeProject(t *tree, p *Project, config *Config, members membership, roots map[string][]string) error {
+	if len(members) == 0 {
+		return nil
+	}
+	// Every file is on some page; one that is on a page at all is usually on the page of all.
+	shown := members[allView]
+	if shown == nil {
+		set := map[int32]bool{}
+		for _, files := range members {
+			for _, i := range files {
+				set[i] = true
+			}
+		}
+		shown = slices.Sorted(maps.Keys(set))
+	}
+	r := newRenderer(p, config, shown)
 	// Many views show the same files in the same way.
 	type rendered struct {
 		root   string
@@ -510,8 +567,17 @@ func (u *update) removeStale(t *tree, old, next *state, oldRoots, roots map[stri
 	for _, path := range slices.Sorted(maps.Keys(oldRoots)) {
 		for _, root := range oldRoots[path] {
 			gone := !keep[root]
-			for name, e := range old.entries {
-				if e.view(path) == nil || !gone && (render[name] == nil || next.entries[name].view(path) != nil) {
+			left := func(name string) bool {
+				e := old.entries[name]
+				return e != nil && e.view(path) != nil && (gone || next.entries[name].view(path) == nil)
+			}
+			// Only a view that is gone loses projects that did not change.
+			names := maps.Keys(render)
+			if gone {
+				names = maps.Keys(old.entries)
+			}
+			for name := range names {
+				if !left(name) {
 					continue
 				}
 				if err := t.removePages(pageFolder(root, name)); err != nil {
@@ -543,6 +609,7 @@ func (st *state) list(path string) []listEntry {
 func (st *state) appendCatalog(dst []byte, config *Config) []byte {
 	roots := st.roots(config)
 	byPath := map[string]*catalogView{}
+	size := 4096
 	for path, r := range roots {
 		if _, ok := parseViewPath(path); ok {
 			v := newCatalogView(path, r[1:])
@@ -554,6 +621,7 @@ func (st *state) appendCatalog(dst []byte, config *Config) []byte {
 		for i := range e.views {
 			if v := byPath[e.views[i].path]; v != nil {
 				v.add(name, e.views[i].parseSummary())
+				size += 64 + len(name) + len(e.views[i].summary)*3/2
 			}
 		}
 	}
@@ -561,7 +629,7 @@ func (st *state) appendCatalog(dst []byte, config *Config) []byte {
 	for _, path := range slices.SortedFunc(maps.Keys(byPath), compareViews) {
 		views = append(views, *byPath[path])
 	}
-	return appendCatalog(dst, config, views)
+	return appendCatalog(slices.Grow(dst, size), config, views)
 }
 
 // removeHosted removes the bytes of files that are no longer listed.
@@ -652,4 +720,36 @@ func (u *update) reopen() (err error) {
 		u.log, err = os.OpenFile(u.logPath(), os.O_RDWR, 0)
 	}
 	return err
+}
+
+// fanOut calls do for the numbers below n on so many goroutines, whose own number it gets too. After an error it
+// begins no more calls.
+func fanOut(workers, n int, do func(worker, i int) error) error {
+	workers = min(workers, n)
+	if workers == 1 {
+		for i := range n {
+			if err := do(0, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	errs := make([]error, workers)
+	var position atomic.Int64
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for errs[w] == nil {
+				i := int(position.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				if errs[w] = do(w, i); errs[w] != nil {
+					position.Store(int64(n))
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }

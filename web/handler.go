@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -79,6 +80,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header.Set("Cache-Control", "no-cache")
 	base := h.base(r)
 	query := r.URL.Query()
+	if e, ok := exportPath(r.URL.Path); ok {
+		h.export(w, r, e, base, query.Get("version"))
+		return
+	}
 	to, known := h.redirect(r.URL.Path, query)
 	if known {
 		header.Set("Location", to)
@@ -95,6 +100,67 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h.send(w, r, res)
+}
+
+// exported is a file that pins one version of a project, for installers.
+type exported struct {
+	view, project string
+	pylock        bool
+}
+
+// exportPath splits /{view}/requirements/{project}.txt and /{view}/pylock.{project}.toml.
+func exportPath(path string) (e exported, ok bool) {
+	at := strings.LastIndexByte(path, '/')
+	if at < 0 {
+		return e, false
+	}
+	folder, name := strings.TrimPrefix(path[:at], "/"), path[at+1:]
+	if e.project, ok = strings.CutPrefix(name, "pylock."); ok {
+		e.view, e.pylock = folder, true
+		e.project, ok = strings.CutSuffix(e.project, ".toml")
+		return e, ok
+	}
+	if e.project, ok = strings.CutSuffix(name, ".txt"); !ok {
+		return e, false
+	}
+	if folder == "requirements" {
+		return e, true
+	}
+	e.view, ok = strings.CutSuffix(folder, "/requirements")
+	return e, ok
+}
+
+// export sends the newest version of a project in a view, or the one asked for, as a requirements file with
+// hashes or as a lock file (PEP 751).
+func (h *handler) export(w http.ResponseWriter, r *http.Request, e exported, base, version string) {
+	header := w.Header()
+	header.Set("Content-Type", "text/plain; charset=utf-8")
+	header.Set("Cache-Control", "public, max-age=60")
+	refuse := func(status int, message string) { h.send(w, r, newResponse(status, []byte(message+"\n"))) }
+	view := h.pages.catalog.View(e.view)
+	if view == nil {
+		refuse(http.StatusNotFound, "no such view")
+		return
+	}
+	files, err := view.Pin(e.project, version)
+	switch {
+	case errors.Is(err, index.ErrNotFound):
+		refuse(http.StatusNotFound, err.Error())
+		return
+	case err != nil:
+		refuse(http.StatusBadRequest, err.Error())
+		return
+	}
+	if !e.pylock {
+		h.send(w, r, newResponse(http.StatusOK, []byte(index.InstallLines(e.project, view.URL(base), files...).Requirements)))
+		return
+	}
+	body, err := view.AppendPylock(nil, base, e.project, files)
+	if err != nil {
+		refuse(http.StatusInternalServerError, err.Error())
+		return
+	}
+	h.send(w, r, newResponse(http.StatusOK, body))
 }
 
 // base is the URL of the root of the index as this client sees it.

@@ -170,6 +170,21 @@ func TestHandler(t *testing.T) {
 		{path: "/project/suspicious/suspicious-1.0-py3-none-any.whl/", status: 404},
 		{path: "/project/empty/", status: 200, has: []string{"No files"}},
 		{path: "/project/nope/", status: 404, has: []string{"There is no such page", "cu128/torch2.9"}},
+		{path: "/cu128/torch2.9/requirements/flash-attn.txt", status: 200, has: []string{
+			"--extra-index-url http://wheels.example.org/cu128/torch2.9/simple/\n--only-binary flash-attn\nflash-attn==2.8.3+cu128.torch2.9 \\\n    --hash=sha256:",
+		}},
+		{path: "/cu128-torch29/requirements/flash-attn.txt?version=2.8.3", status: 200, has: []string{"flash-attn==2.8.3+cu128.torch2.9"}},
+		{path: "/cu128/torch2.9/pylock.flash-attn.toml", status: 200, has: []string{
+			"lock-version = \"1.0\"", "version = \"2.8.3+cu128.torch2.9\"", "index = \"http://wheels.example.org/cu128/torch2.9/simple/\"",
+			"name = \"flash_attn-2.8.3+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl\"", "hashes = { sha256 = \"",
+		}},
+		{path: "/all/requirements/flash-attn.txt", status: 400, has: []string{"several builds", "2.8.3+cu128.torch2.9"}},
+		{path: "/all/requirements/flash-attn.txt?version=2.8.3%2Bcu128.torch2.9", status: 200},
+		{path: "/all/requirements/flash-attn.txt?version=x", status: 400},
+		{path: "/cu128/torch2.9/requirements/nope.txt", status: 404},
+		{path: "/cu999/requirements/flash-attn.txt", status: 404},
+		{path: "/all/pylock.suspicious.toml", status: 404},
+		{path: "/requirements/" + hostile + ".txt", status: 404},
 		{path: "/nope" + hostile, status: 404},
 		{path: "/static/", status: 404},
 	}

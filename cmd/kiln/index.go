@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -27,7 +28,7 @@ a published file name means the same bytes for ever.`,
 		Example: "  kiln index generate --wheels-dir dist --output-dir site --base-url https://example.org/wheels/",
 	}
 	cmd.AddCommand(a.indexGenerateCommand(), a.indexAddCommand(), a.indexRemoveCommand(), a.indexYankCommand(), a.indexListCommand(),
-		a.indexCheckCommand(), a.indexSetCommand())
+		a.indexCheckCommand(), a.indexSetCommand(), a.indexExportCommand())
 	return cmd
 }
 
@@ -345,6 +346,8 @@ the same bytes is left alone; other bytes under a published name are refused.`,
 					Coordinates: at, Arch: arch, Provenance: provenance,
 				}
 			}
+			// It does not take long enough for collecting garbage to be worth the time.
+			debug.SetGCPercent(400)
 			changes, problems, err := store.Publish(cmd.Context(), files, opts)
 			if err != nil {
 				return err

@@ -3,7 +3,7 @@
 // It makes a list of synthetic files in the form that each program reads and runs them in turns, in a
 // folder that it removes again; dumb-pypi is installed from PyPI into .cache/bench/venv. It fails if
 // kiln misses a goal: a tenth of the time of dumb-pypi, 200 MB, 50 ms of CPU for one more wheel, and
-// 1.5 s and 150 MB to read the catalog.
+// 1.5 s and 150 MB for a server from its start to its first answer.
 package main
 
 import (
@@ -18,6 +18,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -145,7 +146,71 @@ func (b *bench) run(ctx context.Context, dir, kiln, python string) (err error) {
 			return err
 		}
 	}
-	return b.report([]*row{&dumb, &made, &again, &added, &cold}, &dumb, &made, &added, &cold)
+	var served row
+	for i := range max(b.runs, 5) {
+		if err := b.measureServer(ctx, &served, i, index); err != nil {
+			return err
+		}
+	}
+	return b.report([]*row{&dumb, &made, &again, &added, &cold, &served}, &dumb, &made, &added, &served)
+}
+
+// measureServer starts a server and asks it for a page, once.
+func (b *bench) measureServer(ctx context.Context, r *row, i int, index string) error {
+	r.name = "kiln: server, from its start to its first page"
+	fmt.Fprintf(b.progress, "%s: run %d of %s … ", loadAverage(), i+1, r.name)
+	ctx, cancel := context.WithTimeoutCause(ctx, b.limit, fmt.Errorf("it took longer than %v", b.limit))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, b.kiln, "serve", "--dir", index, "--addr", "127.0.0.1:0", "--read-only")
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 10 * time.Second
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	page, size := "", 0
+	for lines := bufio.NewScanner(out); page == "" && lines.Scan(); {
+		if name, url, ok := strings.Cut(strings.TrimSpace(lines.Text()), " "); ok && name == "pages" {
+			page = strings.TrimSpace(url) + "cu128/torch2.9/simple/package-00000/"
+		}
+	}
+	if page == "" {
+		return fmt.Errorf("kiln serve did not start: %w", cmd.Wait())
+	}
+	size, err = fetch(ctx, page)
+	wall := time.Since(start)
+	cancel()
+	_ = cmd.Wait() // it was interrupted
+	if err != nil {
+		return err
+	}
+	cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	fmt.Fprintf(b.progress, "%.2f s, %.3f s of CPU, %d bytes\n", wall.Seconds(), cpu.Seconds(), size)
+	r.wall, r.cpu = append(r.wall, wall), append(r.cpu, cpu)
+	r.rss = max(r.rss, peakRSS(cmd.ProcessState))
+	return nil
+}
+
+// fetch asks for a page and returns its size.
+func fetch(ctx context.Context, url string) (int, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", url, res.Status)
+	}
+	return len(body), err
 }
 
 func (b *bench) path(name string) string { return filepath.Join(b.dir, name) }
@@ -286,8 +351,8 @@ func (b *bench) report(rows []*row, dumb, made, added, cold *row) error {
 	}
 	miss(made.rss > rssGoal, "%d MB to make the index, goal %d", made.rss/1e6, int64(rssGoal/1e6))
 	miss(median(added.cpu) > addGoal, "%v of CPU for one more wheel, goal %v", median(added.cpu), addGoal)
-	miss(median(cold.wall) > coldGoal, "%v to read the catalog, goal %v", median(cold.wall), coldGoal)
-	miss(cold.rss > coldRSSGoal, "%d MB to read the catalog, goal %d", cold.rss/1e6, int64(coldRSSGoal/1e6))
+	miss(median(cold.wall) > coldGoal, "%v from the start of a server to its first page, goal %v", median(cold.wall), coldGoal)
+	miss(cold.rss > coldRSSGoal, "%d MB for a server that starts, goal %d", cold.rss/1e6, int64(coldRSSGoal/1e6))
 	return errors.Join(missed...)
 }
 

@@ -45,8 +45,10 @@ func newE2E(t *testing.T, rows int, partition string) *e2e {
 	if p.cluster == "" {
 		t.Fatal("KILN_SLURM_CLUSTER is not set: run `make e2e-slurm`")
 	}
-	p.kiln = filepath.Join(t.TempDir(), "kiln")
-	p.must(exec.Command("go", "build", "-o", p.kiln, "../../cmd/kiln")) //nolint:noctx // a test's
+	if p.kiln = os.Getenv("KILN_PROGRAM"); p.kiln == "" {
+		p.kiln = filepath.Join(t.TempDir(), "kiln")
+		p.must(exec.Command("go", "build", "-o", p.kiln, "../../cmd/kiln")) //nolint:noctx // a test's
+	}
 	if err := os.CopyFS(filepath.Join(p.dir, "src"), os.DirFS("../../examples/hello-cuda")); err != nil && !errors.Is(err, fs.ErrExist) {
 		t.Fatal(err)
 	}
@@ -60,7 +62,8 @@ func newE2E(t *testing.T, rows int, partition string) *e2e {
     source: {path: src}
     version_from: {file: pyproject.toml}
     extra_deps: [build, "setuptools>=77"]
-    env: {BUILD_TARGET: {cuda: cuda, default: cpu}}
+    # The variable makes every row compile for itself, so that there are compilers to kill.
+    env: {BUILD_TARGET: {cuda: cuda, default: cpu}, CFLAGS: "-DROW_{flavor}"}
     test: {expressions: ["hello_cuda.backend()"]}
     local_version: "{flavor}"
     resources: {jobs: 1, memory_per_job: 512 MiB}
@@ -366,7 +369,7 @@ func TestE2EFaults(t *testing.T) {
 	p.restart("n2")
 
 	// kiln itself, twice.
-	for _, n := range []int{rows*11/24, rows*14/24} {
+	for _, n := range []int{rows * 11 / 24, rows * 14 / 24} {
 		p.wait("rows before kiln's end", ended, done(n))
 		kill9(t, cmd.Process.Pid)
 		<-ended

@@ -283,11 +283,12 @@ bench-model: deps build
 	@set -o pipefail; $(GO) run ./scripts/benchmodel -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
 	  | tee $(CACHE)/bench/model-$(subst $() ,,$(SIZE)).txt
 
-## bench-audit: auditing one large library against auditwheel and cuobjdump (LIBRARY=path)
+## bench-audit: auditing one large library against auditwheel and cuobjdump (LIBRARY=path; AUDITWHEEL=path, CUOBJDUMP=path where they are not on PATH)
 .PHONY: bench-audit
 bench-audit: deps build
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchaudit -kiln bin/kiln -library '$(LIBRARY)' | tee $(CACHE)/bench/audit.txt
+	@set -o pipefail; $(GO) run ./scripts/benchaudit -kiln bin/kiln -library '$(LIBRARY)' $(if $(AUDITWHEEL),-auditwheel '$(AUDITWHEEL)') \
+	  $(if $(CUOBJDUMP),-cuobjdump '$(CUOBJDUMP)') | tee $(CACHE)/bench/audit.txt
 
 ## bench-jit: kiln jit beside torch.utils.cpp_extension.load: cold, warm, after an upgrade of torch, after a kill (JIT_ROUNDS=1)
 .PHONY: bench-jit

@@ -150,13 +150,13 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 	record, err := ReadRecord(filepath.Join(dist, "records", row.ID+".json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		if reason, failed := opts.Failures[row.ID]; failed {
-			return end(RowFailed, "%s", reason)
+			return end(RowFailed, "%s", strings.TrimPrefix(reason, row.ID+": "))
 		}
 		switch f, err := readFailure(dist, row); {
 		case err != nil:
 			return end(RowFailed, "%v", err)
 		case f != nil:
-			return end(RowFailed, "%s", f.Reason)
+			return end(RowFailed, "%s", strings.TrimPrefix(f.Reason, row.ID+": "))
 		}
 	}
 	switch {

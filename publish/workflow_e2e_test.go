@@ -120,13 +120,17 @@ func TestE2EWorkflowFailure(t *testing.T) {
     matrix: [{os: debian-12, python: "3.11", axes: {flavor: [good, broken]}}]
 `
 	const setup = `import os
-from setuptools import setup
+from setuptools import Extension, setup
 if os.environ["FLAVOR"] == "broken":
     raise SystemExit("error: the flux capacitor is missing")
-setup(name="demo", version="1.0", py_modules=["demo"])
+setup(name="demo", version="1.0", ext_modules=[Extension("demo", ["demo.c"])])
+`
+	const module = `#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "demo", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_demo(void) { return PyModule_Create(&module); }
 `
 	must(t, os.Mkdir(filepath.Join(repo, "src"), 0o777))
-	for name, text := range map[string]string{"packages.yml": yml, "src/setup.py": setup, "src/demo.py": "x = 1\n"} {
+	for name, text := range map[string]string{"packages.yml": yml, "src/setup.py": setup, "src/demo.c": module} {
 		must(t, os.WriteFile(filepath.Join(repo, filepath.FromSlash(name)), []byte(text), 0o666))
 	}
 	public, _ := runWorkflow(t, repo, false)
@@ -205,7 +209,7 @@ workflow:
 		must(t, os.WriteFile(filepath.Join(dir, "action.yml"), []byte(body), 0o666))
 		args = append(args, "--local-repository", "https://github.com/"+m[1]+"@"+m[2]+"="+dir)
 	}
-	t.Log(lastLines(run(succeeds, act, args...), 40))
+	t.Log(lastLines(run(succeeds, act, args...), 200))
 	return public, artifacts
 }
 

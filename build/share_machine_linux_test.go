@@ -285,13 +285,14 @@ func TestMachineLimit(t *testing.T) {
 }
 
 func TestRunDir(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir())
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
 	dead, lock, err := newRunDir()
 	if err != nil {
 		t.Fatal(err)
 	}
 	lock.Close()
-	other := filepath.Join(os.TempDir(), runPrefix+"other")
+	other := filepath.Join(temp, runPrefix+"other")
 	if err := os.Mkdir(other, 0o777); err != nil {
 		t.Fatal(err)
 	}

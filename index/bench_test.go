@@ -68,20 +68,3 @@ func BenchmarkLoad(b *testing.B) {
 	}
 	b.ReportMetric(benchFiles*float64(b.N)/b.Elapsed().Seconds(), "files/s")
 }
-
-// BenchmarkAdd adds one wheel at a time to an index of 20,000 files.
-func BenchmarkAdd(b *testing.B) {
-	store := benchStore(b)
-	if err := store.SetConfig(b.Context(), index.Config{Aliases: true}); err != nil {
-		b.Fatal(err)
-	}
-	n := 0
-	for b.Loop() {
-		b.StopTimer()
-		files := writeWheels(b, fmt.Sprintf("package_%05d-9.%d+cu128.torch2.9-py3-none-any.whl", n%40, n/40))
-		n++
-		b.StartTimer()
-		files[0].Base = "https://example.org/files/"
-		publish(b, store, files...)
-	}
-}

@@ -180,7 +180,7 @@ func (c *checker) wheel(ctx context.Context, r io.ReaderAt, size int64, name str
 	// What is missing has been reported.
 	c.metadata, _ = w.Metadata()
 	c.info, _ = w.Info()
-	if err := c.members(ctx, w); err != nil {
+	if err := c.members(ctx, w, storedMembers(r, size)); err != nil {
 		return err
 	}
 	c.judge()
@@ -230,8 +230,8 @@ func (c *checker) single(r io.ReaderAt, size int64, name string) error {
 }
 
 // members reads every member once: compares it with RECORD and, if it is native, looks into
-// it.
-func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
+// it. The stored ones are looked into where they are.
+func (c *checker) members(ctx context.Context, w *wheel.Reader, stored map[string]*io.SectionReader) error {
 	entries := map[string]*wheel.RecordEntry{}
 	if record, err := w.Record(); err == nil { // what is wrong with it has been reported
 		for i := range record.Entries {
@@ -273,14 +273,29 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 			if entry != nil && !c.opts.SkipDigests {
 				sum = newHash(entry.Algorithm)
 			}
+			var member *spooled
+			var kind string
 			var in io.Reader = src
-			if c.opts.SkipDigests {
+			switch section := stored[m.Name]; {
+			case section != nil && c.opts.SkipDigests:
+				member, kind, err = inPlace(section)
+			case section != nil:
+				var out io.Writer = io.Discard
+				if sum != nil {
+					out = sum
+				}
+				if _, err = copyContext(gctx, out, src); err == nil {
+					member, kind, err = inPlace(section)
+				}
+			case c.opts.SkipDigests:
 				var native bool
 				if in, native, err = peek(src); err != nil || !native {
 					return err
 				}
+				fallthrough
+			default:
+				member, kind, err = spool(gctx, in, m.Size, sum, c.opts.TempDir)
 			}
-			member, kind, err := spool(gctx, in, m.Size, sum, c.opts.TempDir)
 			if format, ok := errors.AsType[*wheel.FormatError](err); ok {
 				results[i].corrupt = format.Detail
 				return nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"debug/elf"
 	"errors"
+	"hash/crc32"
 	"io"
 	"maps"
 	"os"
@@ -566,6 +567,78 @@ func TestParseSeverities(t *testing.T) {
 			t.Errorf("%q is accepted", bad)
 		}
 	}
+}
+
+// TestStored: a large member that is not compressed is read in its place, with the same result, and is still compared with RECORD.
+func TestStored(t *testing.T) {
+	large := module(elfMaker{needed: []string{"libc.so.6"}, undefined: []string{"f@GLIBC_2.17@libc.so.6"}, rodata: strings.Repeat("x", 9<<20)})
+	deflated := makeWheel(t, linuxWheel, map[string][]byte{moduleFile: large, "demo/large.txt": bytes.Repeat([]byte("y"), 9<<20)})
+	stored := store(t, deflated, nil)
+	damaged := store(t, deflated, func(name string, data []byte) []byte {
+		if name == moduleFile {
+			data = bytes.Replace(data, []byte("xxxxxxxx"), []byte("xxxxZxxx"), 1)
+		}
+		return data
+	})
+	check := func(data []byte, opts audit.Options) *audit.Report {
+		t.Helper()
+		opts.NoTable = true
+		r, err := audit.CheckReader(t.Context(), bytes.NewReader(data), int64(len(data)), linuxWheel, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Size = 0
+		return r
+	}
+	want := check(deflated, audit.Options{})
+	if len(want.Objects) != 1 || want.Objects[0].Size != int64(len(large)) {
+		t.Fatalf("objects %+v", want.Objects)
+	}
+	for _, opts := range []audit.Options{{}, {SkipDigests: true}} {
+		if diff := cmp.Diff(want, check(stored, opts)); diff != "" {
+			t.Errorf("SkipDigests %v, stored (-deflated +stored):\n%s", opts.SkipDigests, diff)
+		}
+	}
+	got := check(damaged, audit.Options{})
+	if i := slices.IndexFunc(got.Findings, func(f audit.Finding) bool { return f.Rule == audit.RuleDigest }); i < 0 || got.Findings[i].File != moduleFile {
+		t.Errorf("a changed member: %+v", got.Findings)
+	}
+}
+
+// store packs an archive again without compression and data descriptors, each member changed by edit, if that is not nil.
+func store(t *testing.T, archive []byte, edit func(name string, data []byte) []byte) []byte {
+	t.Helper()
+	in, err := zip.NewReader(bytes.NewReader(archive), int64(len(archive)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var buf bytes.Buffer
+	out := zip.NewWriter(&buf)
+	for _, f := range in.File {
+		r, err := f.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if edit != nil {
+			data = edit(f.Name, data)
+		}
+		n := uint64(len(data))
+		w, err := out.CreateRaw(&zip.FileHeader{Name: f.Name, Method: zip.Store, CRC32: crc32.ChecksumIEEE(data), CompressedSize64: n, UncompressedSize64: n})
+		if err == nil {
+			_, err = w.Write(data)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buf.Bytes()
 }
 
 // FuzzObject: no native file, however damaged, crashes the audit.

@@ -1,12 +1,14 @@
 package audit
 
 import (
+	"archive/zip"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
+	"math"
 	"os"
 )
 
@@ -48,6 +50,39 @@ func magicOf(b []byte) string {
 		return "archive"
 	}
 	return ""
+}
+
+// storedMembers are the large members of an archive that are not compressed, and need no copy to be read at any place. What is wrong
+// with the archive is for others to say.
+func storedMembers(r io.ReaderAt, size int64) map[string]*io.SectionReader {
+	z, err := zip.NewReader(r, size)
+	if err != nil {
+		return nil
+	}
+	out := map[string]*io.SectionReader{}
+	for _, f := range z.File {
+		if f.Method != zip.Store || f.UncompressedSize64 <= maxInMemory || f.UncompressedSize64 != f.CompressedSize64 {
+			continue
+		}
+		n := int64(min(f.UncompressedSize64, math.MaxInt64))
+		if offset, err := f.DataOffset(); err == nil && n <= size-offset {
+			out[f.Name] = io.NewSectionReader(r, offset, n)
+		}
+	}
+	return out
+}
+
+// inPlace is spool for a member that can be read where it is.
+func inPlace(section *io.SectionReader) (*spooled, string, error) {
+	head := make([]byte, 8)
+	if _, err := section.ReadAt(head, 0); err != nil {
+		return nil, "", err
+	}
+	kind := magicOf(head)
+	if kind == "" {
+		return nil, "", nil
+	}
+	return &spooled{ReaderAt: section, size: section.Size()}, kind, nil
 }
 
 // spool reads src to its end, through sum if that is not nil. If it is a native file, it is

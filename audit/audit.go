@@ -280,7 +280,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader, stored map[strin
 			case section != nil && c.opts.SkipDigests:
 				member, kind, err = inPlace(section)
 			case section != nil:
-				var out io.Writer = io.Discard
+				out := io.Discard
 				if sum != nil {
 					out = sum
 				}

@@ -125,15 +125,17 @@ func measure(runs int, program string, args ...string) (result, error) {
 // seen makes sure that kiln looks into the library of a wheel: a refusal would be quick.
 func seen(kiln, wheel string) error {
 	out, err := exec.Command(kiln, "audit", "--json", "--no-table", "--no-digests", wheel).Output() //nolint:gosec,noctx // what to run is the user's choice
-	var report struct {
-		Objects  []struct{ Undefined, Defined int }
-		Findings []struct{ Rule, Message string }
+	var answer struct {
+		Wheels []struct {
+			Objects  []struct{ Undefined, Defined int }
+			Findings []struct{ Rule, Message string }
+		}
 	}
-	if jerr := json.Unmarshal(out, &report); jerr != nil {
+	if jerr := json.Unmarshal(out, &answer); jerr != nil {
 		return errors.Join(err, jerr)
 	}
-	if len(report.Objects) != 1 || report.Objects[0].Defined+report.Objects[0].Undefined == 0 {
-		return fmt.Errorf("kiln did not read the library: %+v", report.Findings)
+	if len(answer.Wheels) != 1 || len(answer.Wheels[0].Objects) != 1 || answer.Wheels[0].Objects[0].Defined+answer.Wheels[0].Objects[0].Undefined == 0 {
+		return fmt.Errorf("kiln did not read the library: %+v", answer.Wheels)
 	}
 	return nil
 }

@@ -31,6 +31,8 @@ type measurement struct {
 	BLAS         *cuda.Timing `json:"cublas,omitempty"`
 	// DenseFraction is the rate of arithmetic over the best that cuBLAS reaches in the same run, 0 without cuBLAS.
 	DenseFraction float64 `json:"dense_fraction,omitempty"`
+	// Ways are all that were measured, with --tune.
+	Ways []cuda.Timing `json:"ways,omitempty"`
 }
 
 type benchReport struct {
@@ -173,8 +175,12 @@ func (f *benchFlags) measure(ctx context.Context, d *cuda.Device, blas *cuda.BLA
 	defer b.Close()
 	for _, rows := range f.rows {
 		line := measurement{M: rows}
-		if line.Kiln, err = b.Run(ctx, rows, quant.PathAuto, f.tune); err != nil {
+		var ways []cuda.Timing
+		if line.Kiln, ways, err = b.Run(ctx, rows, quant.PathAuto, f.tune); err != nil {
 			return err
+		}
+		if f.tune {
+			line.Ways = ways
 		}
 		if blas != nil {
 			t, err := b.RunBLAS(blas, rows)

@@ -1,9 +1,11 @@
 package cuda
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"unsafe"
@@ -73,33 +75,40 @@ type Timing struct {
 	Kernel         string  `json:"kernel"`
 }
 
-// Run measures a product with m rows. With tune all sensible ways are measured and the fastest is returned.
-func (b *Bench) Run(ctx context.Context, m int, path quant.Path, tune bool) (Timing, error) {
+// Run measures a product with m rows. With tune all sensible ways are measured; the fastest is returned, and all of them.
+func (b *Bench) Run(ctx context.Context, m int, path quant.Path, tune bool) (best Timing, all []Timing, err error) {
 	w := b.weights[0]
 	chosen, err := w.plan(m, path, true, false)
 	if err != nil {
-		return Timing{}, err
+		return Timing{}, nil, err
 	}
 	plans := []plan{chosen}
 	if tune {
 		plans = append(plans, b.d.candidates(m, w)...)
 	}
-	best, _, err := b.fastest(ctx, m, plans)
-	return best.rates(b.bytes, m, w.Rows(), w.Cols()), err
+	all, _, err = b.fastest(ctx, m, plans)
+	if err != nil {
+		return Timing{}, nil, err
+	}
+	for i := range all {
+		all[i] = all[i].rates(b.bytes, m, w.Rows(), w.Cols())
+	}
+	return all[0], all, nil
 }
 
-// fastest measures all plans.
-func (b *Bench) fastest(ctx context.Context, m int, plans []plan) (best Timing, chosen plan, err error) {
+// fastest measures all plans and returns their times, the least first, and its plan.
+func (b *Bench) fastest(ctx context.Context, m int, plans []plan) (all []Timing, chosen plan, err error) {
 	w := b.weights[0]
 	x, out, err := b.operands(m, w.Rows(), w.Cols())
 	if err != nil {
-		return best, chosen, err
+		return nil, chosen, err
 	}
 	defer x.Close()
 	defer out.Close()
+	lowest := 0.0
 	for _, p := range plans {
 		if err := context.Cause(ctx); err != nil {
-			return best, chosen, err
+			return nil, chosen, err
 		}
 		i := 0
 		median, least, err := b.d.time(len(b.weights), func() error {
@@ -108,14 +117,18 @@ func (b *Bench) fastest(ctx context.Context, m int, plans []plan) (best Timing, 
 			return b.d.main.run(call, p)
 		})
 		if err != nil {
-			return best, chosen, fmt.Errorf("%v: %w", p, err)
+			return nil, chosen, fmt.Errorf("%v: %w", p, err)
 		}
-		if best.Kernel == "" || median < best.Seconds {
-			best, chosen = Timing{Seconds: median, Best: least, Kernel: p.String()}, p
+		all = append(all, Timing{Seconds: median, Best: least, Kernel: p.String()})
+		if len(all) == 1 || median < lowest {
+			chosen, lowest = p, median
 		}
 	}
-	return best, chosen, nil
+	slices.SortStableFunc(all, faster)
+	return all, chosen, nil
 }
+
+func faster(a, b Timing) int { return cmp.Compare(a.Seconds, b.Seconds) }
 
 // tuneKey is what the fastest way to compute a product depends on.
 type tuneKey struct {
@@ -177,6 +190,62 @@ func (d *Device) tunedPlan(key tuneKey) (plan, bool) {
 	defer d.mu.Unlock()
 	p, ok := d.tuned[key]
 	return p, ok
+}
+
+// maxWayError is how far the products of two kernels may be from each other, relative to their norm: both are rounded to half
+// precision, and one may have rounded its weights too.
+const maxWayError = 1e-3
+
+// CheckWays computes one product with m rows in every way that the device can, sensible or not, and compares the results. It returns
+// how many ways there are and the largest relative difference. It is an error if that is more than rounding explains.
+func (d *Device) CheckWays(ctx context.Context, w quant.Weight, m int) (count int, worst float64, err error) {
+	weight, err := d.main.weight(w)
+	if err != nil {
+		return 0, 0, fmt.Errorf("check ways: %w", err)
+	}
+	plans := d.ways(m, weight)
+	b := &Bench{d: d}
+	x, out, err := b.operands(m, w.Rows(), w.Cols())
+	if err != nil {
+		return 0, 0, fmt.Errorf("check ways: %w", err)
+	}
+	defer x.Close()
+	defer out.Close()
+	half := make([]byte, 2*m*w.Cols())
+	first, values := make([]float32, m*w.Cols()), make([]float32, m*w.Cols())
+	for i, p := range plans {
+		if err := context.Cause(ctx); err != nil {
+			return i, worst, err
+		}
+		for j := range half {
+			half[j] = 0xFF // NaN is what nobody writes
+		}
+		err := errors.Join(out.CopyFrom(half), d.main.run(product{m: m, w: weight, x: x.at, out: out.at}, p), out.CopyTo(half))
+		if err != nil {
+			return i, worst, fmt.Errorf("check ways: %v: %w", p, err)
+		}
+		tensor.DecodeF16(values, half)
+		if i == 0 {
+			copy(first, values)
+		}
+		difference := relativeError(values, first)
+		worst = max(worst, difference)
+		if !(difference <= maxWayError) {
+			return i, worst, fmt.Errorf("check ways: %d rows, %v: differs by %.1e from %v", m, p, difference, plans[0])
+		}
+	}
+	return len(plans), worst, nil
+}
+
+// relativeError returns ‖got − want‖ / ‖want‖, NaN if an element is.
+func relativeError(got, want []float32) float64 {
+	var diff, norm float64
+	for i, v := range want {
+		delta := float64(got[i]) - float64(v)
+		diff += delta * delta
+		norm += float64(v) * float64(v)
+	}
+	return math.Sqrt(diff / norm)
 }
 
 func (t Timing) rates(bytes int64, m, k, n int) Timing {

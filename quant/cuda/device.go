@@ -94,6 +94,7 @@ type Device struct {
 
 	modules   []uintptr
 	functions map[string]uintptr
+	clusters  bool // whether thread blocks of gemm.cu add up as a cluster
 
 	main *Stream
 	side uintptr // a stream that nobody records
@@ -183,6 +184,7 @@ func (d *Device) load(opts Options) error {
 			}
 			loaded[c.module] = true
 		}
+		d.clusters = loaded["gemm"] && d.info.Major >= 9
 	}
 	for _, image := range images.Files {
 		if loaded[image.Module] || opts.PTX && !image.PTX || !image.runsOn(d.info.Major, d.info.Minor) {
@@ -200,6 +202,9 @@ func (d *Device) load(opts Options) error {
 			return err
 		}
 		loaded[image.Module] = true
+		if image.Module == "gemm" {
+			d.clusters = image.Major >= 9
+		}
 	}
 	for _, module := range required {
 		if !loaded[module] {
@@ -209,7 +214,7 @@ func (d *Device) load(opts Options) error {
 	}
 	// Once, so that no launch has to.
 	for name, f := range d.functions {
-		if !strings.HasPrefix(name, "kiln_gemm_") && !strings.HasPrefix(name, "kiln_wide_") {
+		if !strings.HasPrefix(name, "kiln_gemm_") && !strings.HasPrefix(name, "kiln_wide_") && name != "kiln_permute" {
 			continue
 		}
 		if err := d.drv.setShared(f, d.info.SharedBytes-maxStaticShared); err != nil {

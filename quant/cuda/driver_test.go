@@ -201,8 +201,8 @@ func TestRecorded(t *testing.T) {
 		}
 	}
 	want := []string{
-		"kiln_gather stream 3 grid block shared overlapped 1",
-		"kiln_gemm_2x2_0_fs stream 3 grid block shared overlapped 1",
+		"kiln_permute stream 3 grid block shared overlapped 1",
+		"kiln_gemm_2x2_0_fs stream 3 grid block shared overlapped 1 cluster 2",
 	}
 	if diff := cmp.Diff(want, recorded); diff != "" {
 		t.Errorf("recorded (-want +got):\n%s", diff)
@@ -419,11 +419,11 @@ func TestBLAS(t *testing.T) {
 		opts  quant.GemmOptions
 		dense bool
 	}{
-		{denseRows, quant.GemmOptions{}, true},
-		{denseRows, quant.GemmOptions{Path: quant.PathReconstruct, Accumulate: true}, true},
-		{denseRows - 1, quant.GemmOptions{}, false},
-		{denseRows, quant.GemmOptions{Path: quant.PathFused}, false},
-		{denseRows, quant.GemmOptions{Bias: make([]byte, 2*weight.Cols())}, false},
+		{1024, quant.GemmOptions{}, true},
+		{1024, quant.GemmOptions{Path: quant.PathReconstruct, Accumulate: true}, true},
+		{1023, quant.GemmOptions{}, false},
+		{1024, quant.GemmOptions{Path: quant.PathFused}, false},
+		{1024, quant.GemmOptions{Bias: make([]byte, 2*weight.Cols())}, false},
 	} {
 		before := products()
 		log, err := f.product(t, f.main, weight, test.rows, test.opts)

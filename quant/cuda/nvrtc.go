@@ -181,7 +181,8 @@ func (c *Compiler) compile(module, target string) ([]byte, error) {
 
 // compilerOptions are those of the embedded images; see kernels/generate.go. NVRTC optimizes without being asked.
 func compilerOptions(target string) []string {
-	return []string{"--std=c++17", "--gpu-architecture=" + target}
+	// Lambdas have no annotation of their own.
+	return []string{"--std=c++17", "--device-as-default-execution-space", "--gpu-architecture=" + target}
 }
 
 // result calls a pair of functions of which the first gives the size of what the second gives.

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -11,8 +12,10 @@ import (
 
 // What has to be known of the kernels on this side; see kernels/gemm.cu.
 const (
-	gemmStages      = 6
+	gemmRing        = 16   // stages times strips of the ring of a warp
 	maxStaticShared = 1024 // of any kernel with dynamic shared memory
+
+	maxCluster = 8 // thread blocks
 
 	minMajor, minMinor = 8, 0
 )
@@ -24,8 +27,8 @@ var required = []string{"pack", "gemm"}
 type shape struct{ rows8, strips int }
 
 var (
-	fusedShapes  = []shape{{1, 2}, {2, 2}, {4, 2}}
-	directShapes = []shape{{1, 2}}
+	fusedShapes  = []shape{{1, 2}, {1, 4}, {2, 2}, {2, 4}, {4, 2}}
+	directShapes = []shape{{1, 2}, {1, 4}}
 	roundShapes  = []shape{{1, 2}, {4, 2}}
 )
 
@@ -43,7 +46,7 @@ func (i Image) Kernels() []string {
 func (i Image) kernels() []string {
 	switch i.Module {
 	case "pack":
-		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_copy"}
+		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_permute", "kiln_copy"}
 	case "gemm":
 		var names []string
 		for _, kind := range []string{"fs", "fa"} {
@@ -94,12 +97,12 @@ type plan struct {
 	shared                     int
 }
 
-// grid is tiles of columns, splits of the rows of the weight, and tiles of activations.
+// grid is tiles of columns times splits of the rows of the weight, and tiles of activations.
 func (p plan) grid(m int) [3]uint32 {
 	if p.wide {
 		return [3]uint32{uint32(p.splits * p.tiles(m)), 1, 1}
 	}
-	return [3]uint32{uint32(p.columns), uint32(p.splits), uint32(p.rowTiles(m))}
+	return [3]uint32{uint32(p.splits * p.columns), uint32(p.rowTiles(m)), 1}
 }
 
 func (p plan) rowTiles(m int) int { return (m + 8*p.shape.rows8 - 1) / (8 * p.shape.rows8) }
@@ -138,17 +141,24 @@ func (d *Device) make(m int, w *Weight, s shape, kind kernelKind, columnWarps, s
 	}
 	p := plan{
 		kernel: gemmName(s, width, string(kind)+zeros), direct: kind == direct, shape: s, warps: 8,
-		splits: max(1, min(splits, int(w.args.blockCount))),
-	}
-	activations, rows := 512*s.rows8, 0
-	if p.direct {
-		activations, rows = 64, 2*m*(w.Rows()+8)
+		splits: max(1, min(splits, int(w.args.blockCount), maxCluster)),
 	}
 	for ; p.warps > 0; p.warps /= 2 {
 		p.columnWarps = min(columnWarps, p.warps)
-		ring := p.warps*gemmStages*(s.strips*int(w.args.maxWidth)*unitBytes+activations) + rows
-		sums := p.warps / p.columnWarps * 8 * s.rows8 * (p.columnWarps*s.strips*stripColumns + 4) * 4
-		if p.shared = max(ring, sums); p.shared <= d.info.SharedBytes-maxStaticShared {
+		ring := p.warps * gemmRing * int(w.args.maxWidth) * unitBytes
+		if p.direct {
+			parts := p.splits * (p.warps / p.columnWarps)
+			ring += 2 * m * (w.Rows() + 8 + p.warps*blockRows*((int(w.args.blockCount)+parts-1)/parts))
+		} else {
+			ring += p.warps * gemmRing / s.strips * 512 * s.rows8
+		}
+		columns := p.columnWarps * s.strips * stripColumns
+		sums := p.warps / p.columnWarps * 8 * s.rows8 * (columns + 4) * 4
+		blocks := 8 * (int(w.args.blockCount) + p.splits - 1) / p.splits
+		if p.shared = (blocks+127)&^127 + max(ring, sums); d.clusters && p.splits > 1 {
+			p.shared += (p.splits*((2*s.rows8*columns+p.splits-1)/p.splits)*16 + 127) &^ 127
+		}
+		if p.shared <= d.info.SharedBytes-maxStaticShared {
 			width := p.columnWarps * s.strips
 			p.columns = (int(w.args.strips) + width - 1) / width
 			return p, nil
@@ -192,69 +202,90 @@ func (d *Device) makeWide(w *Weight, rows, splits int) (plan, error) {
 	return p, nil
 }
 
-// chooseWide returns the plan of the wide kernel that a simple model thinks fastest and its time in µs, +Inf if the device
-// has no such kernel. The model is of an H200: the time of a tile for each block of rows, and what it costs to begin, to add
-// up and to end. Fewer multiprocessors can work in larger clusters, which must find room near each other.
-func (d *Device) chooseWide(m int, w *Weight) (plan, float64) {
-	stepTime := map[int]float64{16: 0.26, 32: 0.27, 64: 0.29, 128: 0.39}
-	room := map[int]int{1: 132, 2: 128, 4: 112, 8: 96}
-	begin := map[int]float64{1: 2, 2: 2, 4: 2, 8: 5}
-	var best plan
-	least := math.Inf(1)
-	for _, rows := range wideRows {
-		for splits := 1; splits <= 8; splits *= 2 {
-			p, err := d.makeWide(w, rows, splits)
-			if err != nil || p.splits != splits {
-				continue
-			}
-			usable := max(1, room[splits]*d.info.Multiprocessors/132)
-			waves := (p.tiles(m)*splits + usable - 1) / usable
-			steps := (int(w.args.blockCount) + splits - 1) / splits
-			cost := float64(waves) * (float64(steps)*stepTime[rows] + begin[splits])
-			if splits > 1 {
-				cost += 1 + 0.01*float64(rows)
-			}
-			if cost < least {
-				best, least = p, cost
-			}
-		}
+// The model of a product's time, in µs, fitted to all plans of some sizes on an H200 (see testdata/h200.json). It orders plans; it does not
+// tell times.
+var (
+	// blockTime is what a warp of gemm.cu needs for 32 rows: at least, and for each thread block that shares the multiprocessor.
+	blockTime = map[shape]struct{ least, shared float64 }{
+		{1, 2}: {0.207, 0.106}, {1, 4}: {0.363, 0.206}, {2, 2}: {0.228, 0.335}, {2, 4}: {0.42, 0.479}, {4, 2}: {0.544, 0.474},
 	}
-	return best, least
+	// stepTime is what a tile of wgmma.cu needs for 32 rows.
+	stepTime = map[int]float64{16: 0.179, 32: 0.26, 64: 0.296, 128: 0.415}
+	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must be near each other.
+	clusterRoom = [maxCluster + 1]int{1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
+)
+
+// room returns how many thread blocks of a plan run at once.
+func (d *Device) room(p plan, perProcessor int) int {
+	near := clusterRoom[1]
+	if p.wide || d.clusters {
+		near = clusterRoom[p.splits]
+	}
+	return max(1, near*perProcessor*d.info.Multiprocessors/clusterRoom[1])
 }
 
-// narrowTime is what the same model says of a plan of the kernel in gemm.cu.
-func (d *Device) narrowTime(m int, w *Weight, p plan) float64 {
-	weights := float64(w.args.rows) * float64(w.args.columns) / 1e6
-	switch {
-	case m <= 8:
-		return 0 // no other is faster
-	case m <= 16:
-		return 9 + 0.19*weights
-	case m <= 32:
-		parts := p.splits * (p.warps / p.columnWarps)
-		steps := (int(w.args.blockCount) + parts - 1) / parts
-		waves := (p.tiles(m)*p.splits + d.info.Multiprocessors - 1) / d.info.Multiprocessors
-		cost := 6.4 + 0.69*float64(waves*steps)
+// estimate is what the model says of a plan.
+func (d *Device) estimate(m int, w *Weight, p plan) float64 {
+	count := p.tiles(m) * p.splits
+	times := func(n, of int) float64 { return float64((n + of - 1) / of) }
+	if p.wide {
+		step := stepTime[8*p.shape.rows8]
+		if w.width != 4 {
+			step *= 1.15
+		}
+		cost := 2.6 + times(count, d.room(p, 1))*(3.6+times(int(w.args.blockCount), p.splits)*step)
 		if p.splits > 1 {
-			cost += 6.3
+			cost += 0.043*float64(p.splits) + 0.0065*float64(p.splits*p.shape.rows8)
 		}
 		return cost
 	}
-	return math.Inf(1)
+	perProcessor := min(registerRoom(p.shape, w.args.zeros != 0), (d.info.SharedBytes+1024)/(p.shared+1024))
+	perProcessor = max(1, perProcessor)
+	busy := min(perProcessor, (count+d.info.Multiprocessors-1)/d.info.Multiprocessors)
+	t := blockTime[p.shape]
+	block := max(t.least, t.shared*float64(busy))
+	if w.width != 4 {
+		block *= 1.5
+	}
+	waves := times(count, d.room(p, perProcessor))
+	if waves > 2 && p.splits > 1 {
+		return math.Inf(1)
+	}
+	work := waves * times(int(w.args.blockCount), p.splits*(p.warps/p.columnWarps)) * block
+	memory := float64(w.args.stride) * float64(w.args.strips) * unitBytes / 4.24e6
+	cost := 3 + max(work, memory) + 0.26*min(work, memory) + 0.074*float64(p.shape.rows8*p.shape.strips)
+	switch {
+	case p.direct && p.shape.strips > 2:
+		cost += -0.2 + 0.036*memory
+	case p.direct:
+		cost += 0.3 + 0.036*memory
+	case w.args.perm != 0:
+		cost += 0.76
+	}
+	if p.splits > 1 {
+		cost += 0.2 + 0.09*float64(p.splits)
+		if !d.clusters {
+			cost++
+		}
+	}
+	return cost
 }
 
-// The direct kernel is faster for a small product, whose time is that of starting kernels: up to so many activations and
-// strips.
-const (
-	directElements = 4 << 10
-	directStrips   = 256
-)
+// registerRoom is how many thread blocks of gemm.cu registers allow on a multiprocessor.
+func registerRoom(s shape, zeros bool) int {
+	if s.rows8*s.strips > 4 || s.strips > 2 && zeros {
+		return 1
+	}
+	return 2
+}
 
-// densePlan dequantizes and leaves the rest to cuBLAS. On an H200 cuBLAS alone was faster than the kernel in wgmma.cu by more
-// than dequantizing should take from denseRows on; the two together have not been measured.
+// densePlan dequantizes and leaves the rest to cuBLAS.
 var densePlan = plan{dense: true, kernel: "kiln_dequantize and cuBLAS"}
 
-const denseRows = 2048
+// denser reports whether that is faster than the kernel in wgmma.cu, as it was on an H200.
+func denser(m int, w *Weight) bool {
+	return m >= 2048 || m >= 1024 && int64(w.args.rows)*int64(w.args.columns) < 64<<20
+}
 
 // planKey is what a plan depends on, for one weight.
 type planKey struct {
@@ -282,7 +313,7 @@ func (w *Weight) plan(m int, path quant.Path, aligned, bias bool) (plan, error) 
 	if err != nil {
 		return p, err
 	}
-	if w.d.blas != nil && m >= denseRows && path != quant.PathFused && !bias {
+	if w.d.blas != nil && denser(m, w) && path != quant.PathFused && !bias {
 		p = densePlan
 	}
 	if w.plans == nil || len(w.plans) == maxPlans {
@@ -294,89 +325,89 @@ func (w *Weight) plan(m int, path quant.Path, aligned, bias bool) (plan, error) 
 
 // choose returns the plan for a product of m rows. aligned says that the activations are, to 16 bytes.
 func (d *Device) choose(m int, w *Weight, path quant.Path, aligned bool) (plan, error) {
-	narrow, err := d.chooseNarrow(m, w, path, aligned)
-	if path == quant.PathFused {
-		return narrow, err
+	plans := d.plans(m, w, path, aligned && m == 1, fitting)
+	if len(plans) == 0 {
+		return plan{}, errors.New("the device has too little shared memory")
 	}
-	cost := math.Inf(1)
-	if err == nil {
-		cost = d.narrowTime(m, w, narrow)
+	best, least := plans[0], math.Inf(1)
+	for _, p := range plans {
+		if cost := d.estimate(m, w, p); cost < least {
+			best, least = p, cost
+		}
 	}
-	if wide, least := d.chooseWide(m, w); least < cost {
-		return wide, nil
-	}
-	return narrow, err
+	return best, nil
 }
 
-// chooseNarrow returns the plan of the kernel in gemm.cu.
-func (d *Device) chooseNarrow(m int, w *Weight, path quant.Path, aligned bool) (plan, error) {
-	s, kind := shape{1, 2}, fused
-	switch {
-	case path == quant.PathReconstruct:
-		kind = rounded
-	case m <= 8 && w.order != 0 && m*w.Rows() <= directElements && w.args.strips <= directStrips && aligned:
-		kind = direct
+// fitting returns the shapes that need no more rows than others for m, and read the weight no more often.
+func fitting(shapes []shape, m int) []shape {
+	best := slices.MaxFunc(shapes, func(a, b shape) int { return cmp.Compare(a.rows8, b.rows8) }).rows8
+	for _, s := range shapes {
+		if 8*s.rows8 >= m {
+			best = min(best, s.rows8)
+		}
 	}
-	if m > 16 || kind == rounded && m > 8 {
-		s = shape{4, 2}
-	} else if m > 8 {
-		s = shape{2, 2}
-	}
-	// Registers allow two thread blocks on a multiprocessor, or one of the largest shape. They should all run at once.
-	room := 2 * d.info.Multiprocessors
-	if s.rows8 > 2 {
-		room = d.info.Multiprocessors
-	}
-	rowTiles := (m + 8*s.rows8 - 1) / (8 * s.rows8)
-	columnWarps := 1
-	tiles := func() int {
-		width := columnWarps * s.strips
-		return (int(w.args.strips) + width - 1) / width * rowTiles
-	}
-	for tiles() > room && columnWarps < 4 {
-		columnWarps *= 2
-	}
-	// Adding up costs more with more rows, so each split should then have more blocks.
-	least := 16
-	if m > 4 && m <= 8 {
-		least = 40
-	}
-	splits := min(8, max(1, room/tiles()), max(1, int(w.args.blockCount)/least))
-	return d.make(m, w, s, kind, columnWarps, splits)
+	return slices.DeleteFunc(slices.Clone(shapes), func(s shape) bool { return s.rows8 != best })
 }
 
-// candidates returns plans to compare for a product of m rows.
-func (d *Device) candidates(m int, w *Weight) []plan {
+// plans returns ways to compute a product of m rows, all but the dense one, with the shapes that are selected.
+func (d *Device) plans(m int, w *Weight, path quant.Path, mayBeDirect bool, selected func([]shape, int) []shape) []plan {
 	var out []plan
-	if d.blas != nil && m >= 128 {
-		out = append(out, densePlan)
-	}
-	for _, rows := range wideRows {
-		for splits := 1; splits <= 8; splits *= 2 {
-			if p, err := d.makeWide(w, rows, splits); m > 8 && rows < 2*m+32 && err == nil {
-				out = append(out, p)
-			}
-		}
-	}
-	for _, s := range fusedShapes {
-		if m > 64 || 8*s.rows8 < min(m, 32) || s.rows8 > 1 && 4*s.rows8 >= m {
-			continue
-		}
-		kinds := []kernelKind{fused}
-		if s.rows8 == 1 && w.order != 0 {
-			kinds = append(kinds, direct)
-		}
-		for _, kind := range kinds {
+	gemm := func(kind kernelKind, shapes ...shape) {
+		for _, s := range selected(shapes, m) {
 			for _, columnWarps := range []int{1, 2, 4} {
-				for _, splits := range []int{1, 2, 3, 4, 6, 8} {
-					p, err := d.make(m, w, s, kind, columnWarps, splits)
-					blocks := p.tiles(m) * p.splits
-					if err == nil && blocks*2 > d.info.Multiprocessors && blocks < 8*d.info.Multiprocessors {
+				for splits := 1; splits <= maxCluster; splits++ {
+					if p, err := d.make(m, w, s, kind, columnWarps, splits); err == nil && p.splits == splits && p.columnWarps == columnWarps {
 						out = append(out, p)
 					}
 				}
 			}
 		}
+	}
+	if path == quant.PathReconstruct {
+		gemm(rounded, roundShapes...)
+	} else {
+		gemm(fused, fusedShapes...)
+	}
+	if path != quant.PathReconstruct && mayBeDirect && m <= 8 && w.order != 0 {
+		gemm(direct, directShapes...)
+	}
+	if path != quant.PathFused {
+		for _, rows := range wideRows {
+			for splits := 1; splits <= maxCluster; splits++ {
+				if p, err := d.makeWide(w, rows, splits); err == nil && p.splits == splits {
+					out = append(out, p)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// maxCandidates is how many plans Tune measures for one number of rows.
+const maxCandidates = 40
+
+// candidates returns the plans that the model likes best, to compare.
+func (d *Device) candidates(m int, w *Weight) []plan {
+	all := d.plans(m, w, quant.PathAuto, true, fitting)
+	cost := make(map[plan]float64, len(all))
+	for _, p := range all {
+		cost[p] = d.estimate(m, w, p)
+	}
+	slices.SortStableFunc(all, func(a, b plan) int { return cmp.Compare(cost[a], cost[b]) })
+	all = all[:min(len(all), maxCandidates)]
+	if d.blas != nil && m >= 128 {
+		all = append(all, densePlan)
+	}
+	return all
+}
+
+// ways returns all plans, sensible or not, and first one of gemm.cu with rounded weights.
+func (d *Device) ways(m int, w *Weight) []plan {
+	every := func(shapes []shape, _ int) []shape { return shapes }
+	out := d.plans(m, w, quant.PathReconstruct, false, every)
+	out = append(out[:min(1, len(out))], d.plans(m, w, quant.PathAuto, true, every)...)
+	if d.blas != nil {
+		out = append(out, densePlan)
 	}
 	return out
 }

@@ -198,6 +198,7 @@ func (s *Stream) product(dst, x quant.Matrix, w quant.Weight, opts quant.GemmOpt
 
 type gatherArgs struct {
 	x, out, perm       uintptr
+	order              uintptr
 	rows, padded, tile int32
 }
 
@@ -245,7 +246,10 @@ func (s *Stream) run(p product, plan plan) error {
 			weight: p.w.args, x: x, out: p.out, bias: bias, order: p.w.order,
 			m: int32(p.m), columnWarps: int32(plan.columnWarps), splits: int32(plan.splits), accumulate: accumulate,
 		}
-		if plan.splits > 1 {
+		cluster := 1
+		if plan.splits > 1 && s.d.clusters {
+			cluster = plan.splits
+		} else if plan.splits > 1 {
 			if args.work, err = s.need(&s.work, plan.workBytes(p.m)); err != nil {
 				return err
 			}
@@ -253,7 +257,7 @@ func (s *Stream) run(p product, plan plan) error {
 				return err
 			}
 		}
-		return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), 1)
+		return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), cluster)
 	})
 }
 
@@ -305,7 +309,7 @@ func (s *Stream) stored(p product, plan plan) (uintptr, error) {
 	if plan.direct || !plan.wide && p.w.args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
 		return p.x, nil
 	}
-	args := gatherArgs{x: p.x, perm: p.w.args.perm, rows: p.w.args.rows, padded: padded}
+	args := gatherArgs{x: p.x, perm: p.w.args.perm, order: p.w.order, rows: p.w.args.rows, padded: padded}
 	rows, chunk := p.m, maxGridY
 	if plan.wide {
 		args.tile = int32(8 * plan.shape.rows8)
@@ -316,16 +320,26 @@ func (s *Stream) stored(p product, plan plan) (uintptr, error) {
 	if err != nil {
 		return 0, err
 	}
+	kernel, threads, shared, columns := "kiln_gather", 128, 0, (int(padded)/8+127)/128
+	if line := 2 * (int(p.w.args.rows) + 8); p.m >= permuteRows && p.w.order != 0 && p.x%16 == 0 && line <= s.d.info.SharedBytes-maxStaticShared {
+		kernel, threads, shared = "kiln_permute", 256, line
+		columns = max(1, min(8*s.d.info.Multiprocessors/p.m, int(padded)/(8*threads)))
+	}
 	for first := 0; first < p.m; first += chunk {
 		part := args
 		part.x = p.x + uintptr(2*int64(first)*int64(p.w.args.rows))
 		part.out = out + uintptr(2*int64(first)*int64(padded))
-		grid := [3]uint32{(uint32(padded)/8 + 127) / 128, uint32(min(p.m-first, chunk)), 1}
-		if err := s.launch("kiln_gather", grid, 128, 0, unsafe.Pointer(&part), 1); err != nil {
+		grid := [3]uint32{uint32(columns), uint32(min(p.m-first, chunk)), 1}
+		if err := s.launch(kernel, grid, threads, shared, unsafe.Pointer(&part), 1); err != nil {
 			return 0, err
 		}
 	}
 	return out, nil
 }
 
-const maxGridY = 65535
+const (
+	maxGridY = 65535
+
+	// permuteRows is from how many rows on kiln_permute is faster than kiln_gather.
+	permuteRows = 16
+)

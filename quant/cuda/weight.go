@@ -34,7 +34,7 @@ type dequantizeArgs struct {
 // block is the structure Block of kernels/kiln.cuh.
 type block struct {
 	place uint32
-	group int32
+	part  uint32
 }
 
 const (
@@ -42,8 +42,8 @@ const (
 	stripColumns = 32
 	unitBytes    = 128 // of a unit, for each bit of width
 
-	// wordsMargin is what a warp of two strips reads, and does not use, where there is only one left.
-	wordsMargin = 8 * unitBytes
+	// wordsMargin is what a warp of four strips reads, and does not use, where there is only one left.
+	wordsMargin = 3 * 8 * unitBytes
 )
 
 // layout is what a matrix becomes on a device; see kernels/kiln.cuh. It is made without one.
@@ -71,7 +71,8 @@ func newLayout(m *quant.QMatrix) (*layout, error) {
 			moved = true
 		}
 		for first := 0; first < group.Rows; first += blockRows {
-			l.blocks = append(l.blocks, block{uint32(l.stride<<4 | group.Bits), int32(g)})
+			rest := (group.Rows - first + blockRows - 1) / blockRows
+			l.blocks = append(l.blocks, block{uint32(l.stride<<4 | group.Bits), uint32(rest<<16 | g)})
 			l.stride += group.Bits
 			for i := first; i < first+blockRows; i++ {
 				if i >= group.Rows {
@@ -93,7 +94,7 @@ func newLayout(m *quant.QMatrix) (*layout, error) {
 	if !mixed {
 		l.width = l.widest
 	}
-	if l.stride >= 1<<28 {
+	if l.stride >= 1<<28 || len(groups) > math.MaxUint16 || len(l.blocks) > math.MaxUint16 {
 		return nil, fmt.Errorf("%d rows are too many", k)
 	}
 	if !moved {

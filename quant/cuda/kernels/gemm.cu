@@ -2,223 +2,266 @@
 //
 // A warp owns 32·NS columns and a range of rows. It streams its part of the weight through its own ring in shared
 // memory, with no barrier, unpacks codes to exact halves and multiplies them on the tensor cores with 8·NB rows of
-// activations, summed in float32. Warps that share columns add up in shared memory, thread blocks that do through a
-// workspace, always in the same order.
-#include "kiln.cuh"
+// activations, summed in float32. Warps that share columns add up in shared memory; thread blocks that do are a cluster and add up
+// in the memory of each other, or, before compute capability 9.0, through a workspace. Always in the same order.
+#include "hopper.cuh"
 
 struct Gemm {
   Weight w;
   const u16 *x;  // [m][32·blockCount] in stored order; Direct: [m][rows] in natural order
   u16 *out;      // [m][columns]
   const u16 *bias;
-  float *work;    // [tile][split][tile size]
+  float *work;    // [tile][split][tile size], for want of clusters
   u32 *arrivals;  // [tile], zeros before and after
   const u16 *order;  // natural row of each padded row, that behind the last for padding
   int m, columnWarps, splits, accumulate;
 };
 
-constexpr int stages = 6;
+// stagesFor is a power of two, so that a ring has the same size for all shapes.
+__host__ __device__ constexpr int stagesFor(int strips) { return strips > 2 ? 4 : 8; }
 
-__device__ __forceinline__ void mma(float (&c)[4], const u32 *a, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
+#if __CUDA_ARCH__ >= 900
+constexpr bool clusters = true;
+#else
+constexpr bool clusters = false;
+#endif
 
-// multiply unpacks a unit and multiplies it. With Round, weights are rounded to half precision as in a reconstructed
-// matrix; without, codes are multiplied and the sum is scaled when the group ends.
-template <int B, int NB, bool Round, bool Asym>
-__device__ __forceinline__ void multiply(const unsigned char *unit, int lane, const Zeros &z, const u32 (&scale)[4],
-                                         const uint4 (&x)[NB], float (&acc)[2][NB][4]) {
-  u32 w[8], q[16];
-  loadWords<B>(unit, lane, w);
-  unpack<B, Asym>(w, z, q);
-  if (Round) {
-#pragma unroll
-    for (int i = 0; i < 16; i++) q[i] = hmul2(q[i], scale[(i >> 3) * 2 + (i & 1)]);
-  }
-#pragma unroll
-  for (int f = 0; f < 2; f++)
-#pragma unroll
-    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f, x[n].x, x[n].y);
-#pragma unroll
-  for (int f = 0; f < 2; f++)
-#pragma unroll
-    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f + 4, x[n].z, x[n].w);
-}
-
-// B is the one width of the matrix, or 0 for any mixture. Direct puts the rows of activations into shared memory as they
-// are and finds each element there; without it they come in stored order, through the ring.
+// B is the one width of the matrix, or 0 for any mixture. With Round, weights are rounded to half precision as in a reconstructed
+// matrix; without, codes are multiplied and the sum is scaled when the group ends. Direct puts the rows of activations into
+// shared memory as they are and brings them into stored order there; without it they come in that order, through the ring.
 template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ __forceinline__ void gemm(const Gemm &p) {
+  constexpr int stages = stagesFor(NS);
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ u32 last;
   startNext();
+#if __CUDA_ARCH__ >= 900
+  __shared__ u64 receivedBarrier;
+  if (p.splits > 1) {
+    if (threadIdx.x == 0) {
+      initBarrier(sharedAddress(&receivedBarrier), 1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    arriveCluster();
+  }
+#endif
   const Weight &w = p.w;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, g = lane >> 2, t = lane & 3;
+  int lane = threadIdx.x & 31;
+  asm volatile("" : "+r"(lane));  // or it is computed again wherever it is used
+  const int warp = threadIdx.x / 32, g = lane >> 2, t = lane & 3;
   const int warps = blockDim.x / 32, rowWarps = warps / p.columnWarps;
   const int columnWarp = warp % p.columnWarps, rowWarp = warp / p.columnWarps;
+  const int columnTile = blockIdx.x / p.splits, rank = blockIdx.x % p.splits;
   // Warps to the right of the last column repeat its strips, and nobody stores what they get.
-  const int firstStrip = min((blockIdx.x * p.columnWarps + columnWarp) * NS, (w.strips - 1) / NS * NS);
-  const int part = blockIdx.y * rowWarps + rowWarp, parts = p.splits * rowWarps;
-  const int begin = int(u64(w.blockCount) * part / parts), end = int(u64(w.blockCount) * (part + 1) / parts);
-  const int row0 = blockIdx.z * 8 * NB;
+  const int firstStrip = min((columnTile * p.columnWarps + columnWarp) * NS, (w.strips - 1) / NS * NS);
+  const int part = rank * rowWarps + rowWarp, parts = p.splits * rowWarps;
+  const int begin = u32(w.blockCount) * part / parts, end = u32(w.blockCount) * (part + 1) / parts;
+  const int row0 = blockIdx.y * 8 * NB, rowsHere = min(8 * NB, p.m - row0);
+  const int width = p.columnWarps * NS * 32, fours = width / 4;  // powers of two
 
-  const int unitSlot = (B ? B : w.maxWidth) * 128, slot = NS * unitSlot + (Direct ? 64 : NB * 512);
-  unsigned char *ring = shared + warp * stages * slot;
-  const u32 ringAddress = sharedAddress(ring);
+  // What other thread blocks of the cluster send comes first, [rank][piece of 4 columns]; then the blocks of this one; then the rings.
+  const int pieces = (8 * NB * fours + p.splits - 1) / p.splits;
+  const int received = clusters && p.splits > 1 ? (p.splits * pieces * 16 + 127) & ~127 : 0;
+  const int firstBlock = u32(w.blockCount) * rank / p.splits, blockCount = u32(w.blockCount) * (rank + 1) / p.splits - firstBlock;
+  const Block *blocks = reinterpret_cast<const Block *>(shared + received) - firstBlock;
+  const int rings = received + (blockCount * 8 + 127 & ~127);
+  const int unitSlot = (B ? B : w.maxWidth) * 128, slot = NS * unitSlot;
+  constexpr int xSlot = Direct ? 0 : NB * 512;
+  const int xRings = rings + warps * stages * slot;
+  unsigned char *ring = shared + rings + warp * stages * slot, *xRing = shared + xRings + warp * stages * xSlot;
+  u32 ringAddress = sharedAddress(ring) + 16 * lane, xAddress = sharedAddress(xRing) + 16 * lane;
+  asm volatile("" : "+r"(ringAddress), "+r"(xAddress));
 
-  // Where the next block comes from and goes to. The strips of a warp are in one panel, next to each other.
-  const Block *blocks = w.blocks;
+  for (int i = threadIdx.x; i < blockCount; i += blockDim.x) const_cast<Block *>(blocks)[firstBlock + i] = w.blocks[firstBlock + i];
+  if (B == 0) __syncthreads();
+
+  // Where the next block comes from. The strips of a warp are in one panel, next to each other.
   const int panel = firstStrip / panelStrips, inPanel = firstStrip % panelStrips, step = stripsOfPanel(w, panel) * 128;
-  const unsigned char *from = w.words + blockAt(w, panel, B ? B * begin : offsetOf(blocks[min(begin, w.blockCount - 1)])) + 16 * lane;
-  u32 to = ringAddress + 16 * lane, bits = B ? B : widthOf(blocks[min(begin, w.blockCount - 1)]);
+  u32 bits = B, offset = B * begin;
+  if (B == 0 && begin < end) bits = widthOf(blocks[begin]), offset = offsetOf(blocks[begin]);
+  const unsigned char *from = w.words + blockAt(w, panel, offset) + 16 * lane + (B ? inPanel * B * 128 : 0);
   int fetched = begin;
-  auto fetchWeight = [&] {
-    u32 following = B ? B : widthOf(blocks[min(fetched + 1, w.blockCount - 1)]);
+  auto fetchWeight = [&](u32 to) {
 #pragma unroll
     for (int c = 0; c < (B ? (NS * B + 3) / 4 : 2 * NS); c++)
       if (B && NS * B % 4 == 0 || lane + 32 * c < int(bits) * NS * 8)
-        copyAsync16(to + 512 * c, from + inPanel * bits * 128 + 512 * c);
+        copyAsync16(to + 512 * c, from + (B ? 0 : inPanel * bits * 128) + 512 * c);
     from += bits * step;
-    bits = following;
-    fetched++;
+    if (B == 0) bits = widthOf(blocks[min(++fetched, end - 1)]);
   };
-  const u16 *x = Direct ? p.order + 8 * lane : p.x + u64(row0 + g) * (32 * w.blockCount) + 8 * t;
-  x += 32 * begin;
+  const u16 *x = p.x + u64(row0 + g) * (32 * w.blockCount) + 8 * t + 32 * begin;
+  // Which rows, of 8, this lane fetches one of.
+  u32 mine = 0;
+  for (int n = 0; n < NB; n++) mine |= u32(8 * n + g < rowsHere) << n;
+  asm volatile("" : "+r"(mine));
   auto fetchX = [&](u32 to) {
-    if (Direct) {
-      if (lane < 4) copyAsync16(to + NS * unitSlot, x);
-    } else {
 #pragma unroll
-      for (int n = 0; n < NB; n++)
-        if (row0 + 8 * n + g < p.m) copyAsync16(to + NS * unitSlot + n * 512, x + u64(8 * n) * (32 * w.blockCount));
-    }
+    for (int n = 0; n < NB; n++)
+      if (mine >> n & 1) copyAsync16(to + n * 512, x + u64(8 * n) * (32 * w.blockCount));
     x += 32;
   };
 
-#pragma unroll
-  for (int i = 0; i < stages - 1; i++) {
-    if (begin + i < end) {
-      fetchWeight();
-      if (Direct) fetchX(to);
-    }
-    to += slot;
+#pragma unroll 1
+  for (int i = 0; i < stages - 1 && begin + i < end; i++) fetchWeight(ringAddress + i * slot);
+  // Direct has the rows as they are, each with a zero behind it, and each warp its part of them in stored order. What comes first into
+  // that place is which elements they are.
+  const int rowPitch = w.rows + 8, most = (w.blockCount + parts - 1) / parts;
+  u16 *rows = reinterpret_cast<u16 *>(shared + xRings), *own = rows + p.m * rowPitch + warp * p.m * most * 32;
+  if (Direct) {
+    for (int i = lane; i < (end - begin) * 4; i += 32) copyAsync16(sharedAddress(own + 8 * i), p.order + 32 * begin + 8 * i);
   }
-  // Rows of activations, each with a zero behind it.
-  u16 *rows = reinterpret_cast<u16 *>(shared + warps * stages * slot);
-  const int rowPitch = w.rows + 8;
+  if (B) __syncthreads();
+  // The scales, and zeros, of this group and of the next, so that nothing waits for them.
+  uint2 scaleBits[NS], nextScale[NS], zeroBits[NS], nextZero[NS];
+  const int lastGroup = begin < end ? groupOf(blocks[end - 1]) : 0;
+  auto fetchGroup = [&](int group) {
+#pragma unroll
+    for (int s = 0; s < NS; s++) {
+      const int strip = min(firstStrip + s, w.strips - 1);
+      nextScale[s] = __ldg(columnsAt(w.scales, w, min(group, lastGroup), strip, lane));
+      if (Asym) nextZero[s] = __ldg(columnsAt(w.zeros, w, min(group, lastGroup), strip, lane));
+    }
+  };
+  if (begin < end) fetchGroup(groupOf(blocks[begin]));
+
   waitForEarlier();
   if (Direct) {
-    const u32 rowsAddress = sharedAddress(rows);
     for (int i = threadIdx.x; i < p.m * (w.rows / 8); i += blockDim.x) {
-      int row = i / (w.rows / 8), piece = i % (w.rows / 8);
-      copyAsync16(rowsAddress + row * rowPitch * 2 + piece * 16, p.x + u64(row) * w.rows + piece * 8);
+      const int row = i / (w.rows / 8), piece = i % (w.rows / 8);
+      copyAsync16(sharedAddress(rows + row * rowPitch + piece * 8), p.x + u64(row) * w.rows + piece * 8);
     }
-    for (int i = threadIdx.x; i < p.m; i += blockDim.x) rows[i * rowPitch + w.rows] = 0;
+    if (threadIdx.x < p.m) rows[threadIdx.x * rowPitch + w.rows] = 0;
     commitAsync();
-#pragma unroll
-    for (int i = 1; i < stages - 1; i++) commitAsync();
-    waitAsync<stages - 2>();
+    waitAsync<0>();
     __syncthreads();
-  } else {
+    u32 *pairs = reinterpret_cast<u32 *>(own);
+    for (int i = lane; i < (end - begin) * 16; i += 32) {
+      const u32 from = pairs[i];
+      for (int row = 0; row < p.m; row++) {
+        const u16 *natural = rows + row * rowPitch;
+        pairs[row * most * 16 + i] = natural[from & 0xFFFF] | u32(natural[from >> 16]) << 16;
+      }
+    }
+    __syncwarp();
 #pragma unroll
+    for (int i = 0; i < stages - 1; i++) commitAsync();
+  } else {
+#pragma unroll 1
     for (int i = 0; i < stages - 1; i++) {
-      if (begin + i < end) fetchX(ringAddress + 16 * lane + i * slot);
+      if (begin + i < end) fetchX(xAddress + i * xSlot);
       commitAsync();
     }
   }
+  u16 *ownRow = own + min(g, p.m - 1) * most * 32 + 8 * t;
 
-  float acc[NS][2][NB][4] = {}, sum[NS][2][NB][4] = {};
-  uint2 scaleBits[NS];
-  u32 scale[NS][4];
-  Zeros zeros[NS];
+  // 4 bits are multiplied with their offsets, which are multiplied once for all columns and taken off when the group ends.
+  constexpr bool mayBeRaw = !Round && (B == 0 || B == 4);
+  float acc[NS][2][NB][4] = {}, sum[Round ? 1 : NS][2][NB][4] = {}, offsets[NB][4] = {};
+  bool raw = B == 4;
   auto flush = [&] {
+    if (Round) return;
 #pragma unroll
     for (int s = 0; s < NS; s++)
 #pragma unroll
-      for (int f = 0; f < 2; f++) {
-        u32 both = f ? scaleBits[s].y : scaleBits[s].x;
-        float low = toFloat(both), high = toFloat(both >> 16);
+      for (int i = 0; i < 8; i++) {
+        const int f = i >> 2, h = i >> 1 & 1;
+        const u32 scaleHalves = f ? scaleBits[s].y : scaleBits[s].x, zeroHalves = f ? zeroBits[s].y : zeroBits[s].x;
+        const float scale = toFloat(h ? scaleHalves >> 16 : scaleHalves);
+        float factor = 0;
+        if (mayBeRaw && raw) factor = 1 + (Asym ? toFloat(h ? zeroHalves >> 16 : zeroHalves) : 8) * (h ? 1.0f / 16 : 1.0f / 256);
 #pragma unroll
-        for (int n = 0; n < NB; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            sum[s][f][n][i] += (i < 2 ? low : high) * acc[s][f][n][i];
-            acc[s][f][n][i] = 0;
-          }
+        for (int n = 0; n < NB; n++) {
+          float v = acc[s][f][n][i & 3];
+          if (mayBeRaw) v -= factor * offsets[n][i & 3];
+          sum[Round ? 0 : s][f][n][i & 3] += scale * v;
+          acc[s][f][n][i & 3] = 0;
+        }
       }
-  };
-
-  int group = -1;
-  const unsigned char *at = ring, *ringEnd = ring + stages * slot;
-  const u32 toEnd = ringAddress + 16 * lane + stages * slot;
-  Block block = begin < end ? blocks[begin] : Block{0, -1};
-#pragma unroll 1
-  for (int k = begin; k < end; k++) {
-    const Block next = blocks[min(k + 1, end - 1)];
-    if (block.group != group) {
-      if (!Round && group >= 0) flush();
-      group = block.group;
-#pragma unroll
-      for (int s = 0; s < NS; s++) {
-        int strip = min(firstStrip + s, w.strips - 1);
-        scaleBits[s] = __ldg(columnsAt(w.scales, w, group, strip, lane));
-        if (Round) columnPairs(scaleBits[s], scale[s]);
-        if (Asym) loadZeros(w, group, strip, lane, zeros[s]);
-      }
-    }
-    waitAsync<stages - 2>();
-    __syncwarp();
-    // The stage that was read last is free.
-    if (k + stages - 1 < end) {
-      fetchWeight();
-      fetchX(to);
-    }
-    commitAsync();
-    to = to + slot == toEnd ? ringAddress + 16 * lane : to + slot;
-    const unsigned char *from = at;
-    uint4 xs[NB];
-    if (Direct) {
-      xs[0] = make_uint4(0, 0, 0, 0);
-      if (g < p.m) {
-        const uint4 i = *reinterpret_cast<const uint4 *>(from + NS * unitSlot + 16 * t);
-        const u16 *row = rows + g * rowPitch;
-        xs[0] = make_uint4(row[i.x & 0xFFFF] | u32(row[i.x >> 16]) << 16, row[i.y & 0xFFFF] | u32(row[i.y >> 16]) << 16,
-                           row[i.z & 0xFFFF] | u32(row[i.z >> 16]) << 16, row[i.w & 0xFFFF] | u32(row[i.w >> 16]) << 16);
-      }
-    } else {
+    if (mayBeRaw) {
 #pragma unroll
       for (int n = 0; n < NB; n++)
-        xs[n] = row0 + 8 * n + g < p.m ? *reinterpret_cast<const uint4 *>(from + NS * unitSlot + n * 512 + lane * 16)
-                                       : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < 4; i++) offsets[n][i] = 0;
     }
-    const int unitBytes = (B ? B : widthOf(block)) * 128;
-    auto unit = [&](int s) { return from + s * unitBytes; };
-#define KILN_UNITS(b)     \
-  _Pragma("unroll") for (int s = 0; s < NS; s++) multiply<b, NB, Round, Asym>(unit(s), lane, zeros[s], scale[s], xs, acc[s])
-    if (B) {
-      KILN_UNITS(B ? B : 4);
-    } else {
-      switch (widthOf(block)) {
-      case 2: KILN_UNITS(2); break;
-      case 3: KILN_UNITS(3); break;
-      case 4: KILN_UNITS(4); break;
-      case 5: KILN_UNITS(5); break;
-      case 6: KILN_UNITS(6); break;
-      default: KILN_UNITS(8);
+  };
+
+  int k = begin;
+#pragma unroll 1
+  while (k < end) {
+    // One group.
+    const Block block = blocks[k];
+    if (B == 0) raw = widthOf(block) == 4;
+#pragma unroll
+    for (int s = 0; s < NS; s++) {
+      scaleBits[s] = nextScale[s];
+      if (Asym) zeroBits[s] = nextZero[s];
+    }
+    fetchGroup(groupOf(block) + 1);
+    const int groupEnd = min(end, k + restOf(block));
+#pragma unroll 1
+    do {
+      const u32 at = u32(k - begin) % stages, freed = u32(k - begin + stages - 1) % stages;
+      waitAsync<stages - 2>();
+      __syncwarp();
+      const unsigned char *stage = ring + at * slot, *xStage = xRing + at * xSlot;
+      // Rows that are not there are others, or whatever is in memory. They meet no others, and nobody stores what they give.
+      uint4 xs[NB];
+#pragma unroll
+      for (int n = 0; n < NB; n++) {
+        if (Direct) xs[n] = *reinterpret_cast<const uint4 *>(ownRow + 32 * (k - begin));
+        else xs[n] = *reinterpret_cast<const uint4 *>(xStage + n * 512 + lane * 16);
       }
-    }
-    at = at + slot == ringEnd ? ring : at + slot;
-    block = next;
+      u32 words[B == 4 ? NS : 1][4];
+      if (B == 4) {
+#pragma unroll
+        for (int s = 0; s < NS; s++) loadWords<4>(stage + s * 512, lane, words[B == 4 ? s : 0]);
+      }
+      // The stage that was read last is free.
+      if (k + stages - 1 < end) {
+        fetchWeight(ringAddress + freed * slot);
+        if (!Direct) fetchX(xAddress + freed * xSlot);
+      }
+      commitAsync();
+      auto units = [&](auto width) {
+        constexpr int bits = decltype(width)::value;
+        if (mayBeRaw && bits == 4) {
+          addOffsets<NB>(xs, offsets);
+#pragma unroll
+          for (int s = 0; s < NS; s++) {
+            if (B != 4) loadWords<4>(stage + s * bits * 128, lane, words[0]);
+            multiplyRaw<NB>(words[B == 4 ? s : 0], xs, acc[s]);
+          }
+          return;
+        }
+#pragma unroll
+        for (int s = 0; s < NS; s++) {
+          u32 scale[4];
+          Zeros z;
+          if (Round) columnPairs(scaleBits[s], scale);
+          if (Asym) expandZeros(zeroBits[s], z);
+          multiply<bits, NB, Round, Asym>(stage + s * bits * 128, lane, z, scale, xs, acc[s]);
+        }
+      };
+      if (B) {
+        units(Number<B ? B : 4>());
+      } else {
+        switch (widthOf(block)) {
+        case 2: units(Number<2>()); break;
+        case 3: units(Number<3>()); break;
+        case 4: units(Number<4>()); break;
+        case 5: units(Number<5>()); break;
+        case 6: units(Number<6>()); break;
+        default: units(Number<8>());
+        }
+      }
+    } while (++k < groupEnd);
+    flush();
   }
-  if (!Round && group >= 0) flush();
   waitAsync<0>();
   __syncthreads();
 
   // The sums of all warps, [row warp][row][column], rows 4 words apart from a multiple of 32 so that stores of a
   // warp meet different banks.
-  const int width = p.columnWarps * NS * 32, pitch = width + 4;
-  float *sums = reinterpret_cast<float *>(shared);
+  const int pitch = width + 4;
+  float *sums = reinterpret_cast<float *>(shared + rings);
 #pragma unroll
   for (int s = 0; s < NS; s++)
 #pragma unroll
@@ -227,56 +270,96 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
       for (int n = 0; n < NB; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          int row = 8 * n + 2 * t + (i & 1), column = (columnWarp * NS + s) * 32 + 16 * f + 8 * (i >> 1) + g;
-          sums[(rowWarp * 8 * NB + row) * pitch + column] = Round ? acc[s][f][n][i] : sum[s][f][n][i];
+          const int row = 8 * n + 2 * t + (i & 1), column = (columnWarp * NS + s) * 32 + 16 * f + 8 * (i >> 1) + g;
+          if (row < rowsHere) sums[(rowWarp * 8 * NB + row) * pitch + column] = Round ? acc[s][f][n][i] : sum[Round ? 0 : s][f][n][i];
         }
   __syncthreads();
 
-  const int rowsHere = min(8 * NB, p.m - row0), firstColumn = blockIdx.x * width;
-  const u32 tile = blockIdx.z * gridDim.x + blockIdx.x;
-  auto finish = [&](int row, int column, float v) {
-    if (p.bias) v += toFloat(p.bias[column]);
-    u16 *to = p.out + u64(row0 + row) * w.columns + column;
-    if (p.accumulate) v += toFloat(*to);
-    *to = u16(toHalf(v));
+  // A thread adds up four columns at a time: piece i of the tile. The code is short, for it is run once and comes from far.
+  auto add = [&](float4 &v, float4 one) { v.x += one.x, v.y += one.y, v.z += one.z, v.w += one.w; };
+  const int shift = 31 - __clz(fours);
+  auto ofWarps = [&](int i) {
+    const float *first = sums + (i >> shift) * pitch + (i & (fours - 1)) * 4;
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int r = 0; r < 8; r++)
+      if (r < rowWarps) add(v, *reinterpret_cast<const float4 *>(first + r * 8 * NB * pitch));
+    return v;
   };
-  float *mine = p.work + (u64(tile) * p.splits) * (8 * NB * width);
-  for (int i = threadIdx.x; i < rowsHere * width; i += blockDim.x) {
-    int row = i / width, column = i % width;
-    float v = 0;
-    for (int r = 0; r < rowWarps; r++) v += sums[(r * 8 * NB + row) * pitch + column];
-    if (p.splits == 1) {
-      if (firstColumn + column < w.columns) finish(row, firstColumn + column, v);
-    } else {
-      mine[blockIdx.y * (8 * NB * width) + i] = v;
+  auto finish = [&](int i, float4 v) {
+    const int column = columnTile * width + (i & (fours - 1)) * 4;
+    u16 *to = p.out + u64(row0 + (i >> shift)) * w.columns + column;
+    if (!p.bias && !p.accumulate && w.columns % 4 == 0 && u64(p.out) % 8 == 0) {
+      if (column < w.columns) *reinterpret_cast<uint2 *>(to) = make_uint2(toHalf(v.x) | toHalf(v.y) << 16, toHalf(v.z) | toHalf(v.w) << 16);
+      return;
     }
+    const float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if (column + j >= w.columns) break;
+      float value = values[j];
+      if (p.bias) value += toFloat(p.bias[column + j]);
+      if (p.accumulate) value += toFloat(to[j]);
+      to[j] = u16(toHalf(value));
+    }
+  };
+  const int count = rowsHere * fours;
+  if (p.splits == 1) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += blockDim.x) finish(i, ofWarps(i));
+    return;
   }
-  if (p.splits == 1) return;
+#if __CUDA_ARCH__ >= 900
+  const u32 barrier = sharedAddress(&receivedBarrier);
+  if (threadIdx.x == 0) expectBytes(barrier, (count - rank + p.splits - 1) / p.splits * p.splits * 16);
+  waitCluster();  // all have begun, so that their memory is there
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += blockDim.x)
+    storeCluster(sharedAddress(shared) + (rank * pieces + i / p.splits) * 16, barrier, i % p.splits, ofWarps(i));
+  waitBarrier(barrier, 0);
+#pragma unroll 1
+  for (int j = threadIdx.x; j * p.splits + rank < count; j += blockDim.x) {
+    float4 v = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int r = 0; r < 8; r++)
+      if (r < p.splits) add(v, *reinterpret_cast<const float4 *>(shared + (r * pieces + j) * 16));
+    finish(j * p.splits + rank, v);
+  }
+#else
+  __shared__ u32 last;
+  const u32 tile = blockIdx.y * (gridDim.x / p.splits) + columnTile;
+  float4 *partial = reinterpret_cast<float4 *>(p.work) + u64(tile) * p.splits * (8 * NB * fours);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) partial[rank * (8 * NB * fours) + i] = ofWarps(i);
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(&p.arrivals[tile], 1u) == u32(p.splits - 1);
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (int i = threadIdx.x; i < rowsHere * width; i += blockDim.x) {
-    float v = 0;
-    for (int r = 0; r < p.splits; r++) v += __ldcg(mine + r * (8 * NB * width) + i);
-    if (firstColumn + i % width < w.columns) finish(i / width, firstColumn + i % width, v);
+  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+    float4 v = make_float4(0, 0, 0, 0);
+    for (int r = 0; r < p.splits; r++) add(v, __ldcg(partial + r * (8 * NB * fours) + i));
+    finish(i, v);
   }
   if (threadIdx.x == 0) p.arrivals[tile] = 0;
+#endif
 }
 
 // The names are kiln_gemm_<rows/8>x<strips>_<width or 0>_<f for fused, d for fused and direct, r for rounded><s or a for
 // symmetric or not>.
-#define KILN_GEMM(nb, ns, b, kind, rounded, asym, direct)                                                             \
-  extern "C" __global__ void __launch_bounds__(256, nb > 2 ? 1 : 2) kiln_gemm_##nb##x##ns##_##b##_##kind(const Gemm p) { \
-    gemm<nb, ns, b, rounded, asym, direct>(p);                                                            \
+#define KILN_GEMM(nb, ns, b, kind, rounded, asym, direct)                                                        \
+  extern "C" __global__ void __launch_bounds__(256, nb * ns > 4 || ns > 2 && asym ? 1 : 2)                    \
+      kiln_gemm_##nb##x##ns##_##b##_##kind(const Gemm p) {                                                       \
+    gemm<nb, ns, b, rounded, asym, direct>(p);                                                                   \
   }
-#define KILN_SHAPES(b, fused, direct, asym)          \
-  KILN_GEMM(1, 2, b, fused, false, asym, false)      \
-  KILN_GEMM(2, 2, b, fused, false, asym, false)      \
-  KILN_GEMM(4, 2, b, fused, false, asym, false)      \
-  KILN_GEMM(1, 2, b, direct, false, asym, true)
+#define KILN_SHAPES(b, fused, direct, asym)     \
+  KILN_GEMM(1, 2, b, fused, false, asym, false) \
+  KILN_GEMM(1, 4, b, fused, false, asym, false) \
+  KILN_GEMM(2, 2, b, fused, false, asym, false) \
+  KILN_GEMM(2, 4, b, fused, false, asym, false) \
+  KILN_GEMM(4, 2, b, fused, false, asym, false) \
+  KILN_GEMM(1, 2, b, direct, false, asym, true) \
+  KILN_GEMM(1, 4, b, direct, false, asym, true)
 KILN_SHAPES(4, fs, ds, false)
 KILN_SHAPES(0, fs, ds, false)
 KILN_SHAPES(4, fa, da, true)

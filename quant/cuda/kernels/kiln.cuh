@@ -57,10 +57,10 @@ __device__ __forceinline__ u32 toHalf(float f) {
   return h;
 }
 
-// orMasked is (w & mask) | 1024 in both halves, one instruction.
-__device__ __forceinline__ u32 orMasked(u32 w, u32 mask) {
+// orMasked is (w & mask) | base, one instruction.
+__device__ __forceinline__ u32 orMasked(u32 w, u32 mask, u32 base) {
   u32 d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(w), "r"(mask), "r"(half1024));
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(w), "r"(mask), "r"(base));
   return d;
 }
 
@@ -93,11 +93,27 @@ struct Zeros {
 
 // field returns code − zero of a pair as two halves, exactly. The codes are at bit S of both halves of w.
 template <int B, int S, bool Asym> __device__ __forceinline__ u32 field(u32 w, const Zeros &z, int q) {
-  u32 h = orMasked(w, twice(((1u << B) - 1) << S));
+  u32 h = orMasked(w, twice(((1u << B) - 1) << S), half1024);
   int column = (q >> 3) * 2 + (q & 1);
   if (S == 0) return hsub2(h, Asym ? z.with1024[column] : integer(1024 + (1 << (B - 1))));
   if (!Asym) return hfma2(h, pow2(-S), integer((1024 >> S) + (1 << (B - 1))) | 0x80008000);
   return hsub2(hfma2(h, pow2(-S), integer(1024 >> S) | 0x80008000), z.plain[column]);
+}
+
+// Four bits are where a mantissa takes them without a shift: at bit 2 of 256, and at bit 6 of 16, a code counts ones. The two other
+// codes of a half are there after its bytes have changed places. Even pairs, columns with h = 0, give 256 + code, odd ones
+// 16 + code.
+constexpr u32 half256 = pow2(8), half16 = pow2(4);
+
+__device__ __forceinline__ void unpackRaw(const u32 *w, u32 (&q)[16]) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const u32 other = __byte_perm(w[j], 0, 0x2301);
+    q[4 * j + 0] = orMasked(w[j], 0x003C003C, half256);
+    q[4 * j + 1] = orMasked(w[j], 0x03C003C0, half16);
+    q[4 * j + 2] = orMasked(other, 0x003C003C, half256);
+    q[4 * j + 3] = orMasked(other, 0x03C003C0, half16);
+  }
 }
 
 // unpack turns the B words of a lane into 16 pairs code − zero.
@@ -128,14 +144,15 @@ template <int B, bool Asym> __device__ __forceinline__ void unpack(const u32 *w,
     u32 last = (w[0] >> 15 & 0x00010001) | (w[1] >> 14 & 0x00020002) | (w[2] >> 13 & 0x00040004);
     q[15] = field<3, 0, Asym>(last, z, 15);
   } else if (B == 4) {
+    u32 zero[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      u32 high = w[j] >> 8;
-      q[4 * j + 0] = field<4, 0, Asym>(w[j], z, 4 * j + 0);
-      q[4 * j + 1] = field<4, 4, Asym>(w[j], z, 4 * j + 1);
-      q[4 * j + 2] = field<4, 0, Asym>(high, z, 4 * j + 2);
-      q[4 * j + 3] = field<4, 4, Asym>(high, z, 4 * j + 3);
+    for (int c = 0; c < 4; c++) {
+      if (Asym) zero[c] = hsub2(z.plain[c], (c & 1 ? half16 : half256) | 0x80008000);
+      else zero[c] = integer((c & 1 ? 16 : 256) + 8);
     }
+    unpackRaw(w, q);
+#pragma unroll
+    for (int i = 0; i < 16; i++) q[i] = hsub2(q[i], zero[(i >> 3) * 2 + (i & 1)]);
   } else if (B == 5) {
     u32 last = 0;
 #pragma unroll
@@ -194,14 +211,21 @@ __device__ __forceinline__ int wordOffset(int b, int j, int lane) {
   return at + 4 * lane;
 }
 
-// Block describes 32 rows: the sum of the widths of all blocks before and their width, offset·16 + width; and their group.
+template <int N> struct Number {
+  static constexpr int value = N;
+};
+
+// Block describes 32 rows: the sum of the widths of all blocks before and their width, offset·16 + width; and their group and how many
+// blocks it has from this one on, rest·65536 + group.
 struct Block {
   u32 place;
-  int group;
+  u32 part;
 };
 
 __device__ __forceinline__ u32 widthOf(Block b) { return b.place & 15; }
 __device__ __forceinline__ u32 offsetOf(Block b) { return b.place >> 4; }
+__device__ __forceinline__ int groupOf(Block b) { return b.part & 0xFFFF; }
+__device__ __forceinline__ int restOf(Block b) { return b.part >> 16; }
 
 // Weight is what a matrix is on the device. Scales and zero points are half precision, [group][strip][32], and the four of
 // a lane's column g (16f + 8h + g) are next to each other: at 4g + 2f + h. No zeros means symmetric widths.
@@ -240,8 +264,61 @@ __device__ __forceinline__ void columnPairs(uint2 v, u32 (&out)[4]) {
 __device__ __forceinline__ const uint2 *columnsAt(const u16 *table, const Weight &w, int group, int strip, int lane) {
   return reinterpret_cast<const uint2 *>(table + (u64(group) * w.strips + strip) * 32 + 4 * (lane >> 2));
 }
-__device__ __forceinline__ void loadZeros(const Weight &w, int group, int strip, int lane, Zeros &z) {
-  columnPairs(__ldg(columnsAt(w.zeros, w, group, strip, lane)), z.plain);
+__device__ __forceinline__ void expandZeros(uint2 v, Zeros &z) {
+  columnPairs(v, z.plain);
 #pragma unroll
   for (int i = 0; i < 4; i++) z.with1024[i] = hsub2(z.plain[i], 0xE400E400);  // − (−1024)
+}
+
+
+__device__ __forceinline__ void mma(float (&c)[4], const u32 *a, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// multiply unpacks a unit and multiplies it. With Round, weights are rounded to half precision as in a reconstructed
+// matrix; without, codes are multiplied and the sum is scaled when the group ends.
+template <int B, int NB, bool Round, bool Asym>
+__device__ __forceinline__ void multiply(const unsigned char *unit, int lane, const Zeros &z, const u32 (&scale)[4],
+                                         const uint4 (&x)[NB], float (&acc)[2][NB][4]) {
+  u32 w[8], q[16];
+  loadWords<B>(unit, lane, w);
+  unpack<B, Asym>(w, z, q);
+  if (Round) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) q[i] = hmul2(q[i], scale[(i >> 3) * 2 + (i & 1)]);
+  }
+#pragma unroll
+  for (int f = 0; f < 2; f++)
+#pragma unroll
+    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f, x[n].x, x[n].y);
+#pragma unroll
+  for (int f = 0; f < 2; f++)
+#pragma unroll
+    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f + 4, x[n].z, x[n].w);
+}
+
+// multiplyRaw multiplies a unit of 4 bits as unpackRaw gives it. What that is too much is addOffsets times 1 + zero/256, or
+// 1 + zero/16.
+template <int NB> __device__ __forceinline__ void multiplyRaw(const u32 (&w)[4], const uint4 (&x)[NB], float (&acc)[2][NB][4]) {
+  u32 q[16];
+  unpackRaw(w, q);
+#pragma unroll
+  for (int f = 0; f < 2; f++)
+#pragma unroll
+    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f, x[n].x, x[n].y);
+#pragma unroll
+  for (int f = 0; f < 2; f++)
+#pragma unroll
+    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f + 4, x[n].z, x[n].w);
+}
+
+// addOffsets multiplies 256, and 16, by all activations of a block. It does so as the codes are multiplied, so that both are rounded alike.
+template <int NB> __device__ __forceinline__ void addOffsets(const uint4 (&x)[NB], float (&offsets)[NB][4]) {
+  const u32 a[4] = {half256, half16, half256, half16};
+#pragma unroll
+  for (int n = 0; n < NB; n++) mma(offsets[n], a, x[n].x, x[n].y);
+#pragma unroll
+  for (int n = 0; n < NB; n++) mma(offsets[n], a, x[n].z, x[n].w);
 }

@@ -13,7 +13,7 @@ __device__ __forceinline__ u32 pairAt(u32 b, int q, int *word, int *shift) {
   switch (b) {
   case 2: *word = q / 8, *shift = 2 * (q % 8); return 1;
   case 3: *word = q / 5, *shift = 3 * (q % 5); return q < 15;
-  case 4: *word = q / 4, *shift = 4 * (q % 4); return 1;
+  case 4: *word = q / 4, *shift = 4 * (q % 4) + 2; return q % 4 < 3;
   case 5: *word = q / 3, *shift = 5 * (q % 3); return q < 15;
   case 6: *word = q / 2, *shift = 6 * (q % 2); return q < 12;
   default: *word = q / 2, *shift = 8 * (q % 2); return 1;
@@ -45,6 +45,9 @@ extern "C" __global__ void kiln_pack(const Pack p) {
     int word, shift;
     if (pairAt(b, q, &word, &shift)) {
       for (int j = 0; j < 8; j++) words[j] |= j == word ? pair << shift : 0;
+    } else if (b == 4) {
+      for (int j = 0; j < 4; j++)
+        if (j == q / 4) words[j] |= (pair & 0x00030003) << 14 | (pair & 0x000C000C) >> 2;
     } else if (b == 6) {
       int j = q - 12;
       for (int i = 0; i < 8; i++) {
@@ -89,9 +92,9 @@ extern "C" __global__ void kiln_dequantize(const Dequantize p) {
   const unsigned char *unit = p.w.words + unitAt(p.w, strip, block);
   u32 q[16], scale[4];
   Zeros z;
-  columnPairs(*columnsAt(p.w.scales, p.w, block.group, strip, lane), scale);
+  columnPairs(*columnsAt(p.w.scales, p.w, groupOf(block), strip, lane), scale);
   if (p.w.zeros) {
-    loadZeros(p.w, block.group, strip, lane, z);
+    expandZeros(__ldg(columnsAt(p.w.zeros, p.w, groupOf(block), strip, lane)), z);
     unpackAny<true>(widthOf(block), unit, lane, z, q);
   } else {
     unpackAny<false>(widthOf(block), unit, lane, z, q);
@@ -120,6 +123,7 @@ struct Gather {
   const u16 *x;  // [m][rows]
   u16 *out;      // [m][32·blockCount]
   const int *perm;
+  const u16 *order;  // as in gemm.cu, for kiln_permute
   int rows, padded;
   int tile;  // 0, or the rows of a tile of wgmma.cu
 };
@@ -129,6 +133,18 @@ struct Gather {
 // For wgmma.cu the order is [tile][block][row of the tile][32], so that a tile of a block is one piece of memory, as its
 // operand has it: place 16s + 8p + 2t + h of a block has row 8t + 4s + 2p + h, and pieces of 16 bytes are exchanged as
 // the 64-byte swizzle does.
+__device__ __forceinline__ int storedRow(const Gather &p, int k, int i) {
+  return p.tile ? (k & ~31) + 8 * (i >> 1) + (k >> 2 & 6) + (i & 1) : k + i;
+}
+__device__ __forceinline__ u64 placeOf(const Gather &p, int m, int k) {
+  if (!p.tile) return u64(m) * p.padded + k;
+  const int row = m % p.tile, piece = (k >> 3 & 3) ^ (row >> 1 & 3);
+  return u64(m / p.tile) * p.tile * p.padded + (u64(k >> 5) * p.tile + row) * 32 + piece * 8;
+}
+__device__ __forceinline__ void store8(u16 *to, const u32 (&v)[8]) {
+  *reinterpret_cast<uint4 *>(to) = make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+}
+
 extern "C" __global__ void kiln_gather(const Gather p) {
   startNext();
   const int k = (blockIdx.x * blockDim.x + threadIdx.x) * 8, m = blockIdx.y;
@@ -136,21 +152,38 @@ extern "C" __global__ void kiln_gather(const Gather p) {
   int from[8];
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    int row = p.tile ? (k & ~31) + 8 * (i >> 1) + (k >> 2 & 6) + (i & 1) : k + i;
+    const int row = storedRow(p, k, i);
     from[i] = p.perm ? p.perm[row] : row < p.rows ? row : -1;
-  }
-  u64 to = u64(m) * p.padded + k;
-  if (p.tile) {
-    const int row = m % p.tile, piece = (k >> 3 & 3) ^ (row >> 1 & 3);
-    to = u64(m / p.tile) * p.tile * p.padded + (u64(k >> 5) * p.tile + row) * 32 + piece * 8;
   }
   waitForEarlier();
   const u16 *x = p.x + u64(m) * p.rows;
   u32 v[8];
 #pragma unroll
   for (int i = 0; i < 8; i++) v[i] = from[i] >= 0 ? x[from[i]] : 0;
-  *reinterpret_cast<uint4 *>(p.out + to) =
-      make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+  store8(p.out + placeOf(p, m, k), v);
+}
+
+// The same through shared memory, for many rows: elements that are far apart cost 16 times their size where they come from further away.
+extern "C" __global__ void __launch_bounds__(256) kiln_permute(const Gather p) {
+  extern __shared__ __align__(16) u16 line[];  // the row, and a zero
+  startNext();
+  const int m = blockIdx.y;
+  const u16 *x = p.x + u64(m) * p.rows;
+  waitForEarlier();
+  for (int i = threadIdx.x * 8; i < p.rows; i += 256 * 8) copyAsync16(sharedAddress(line + i), x + i);
+  if (threadIdx.x == 0) line[p.rows] = 0;
+  commitAsync();
+  waitAsync<0>();
+  __syncthreads();
+  for (int k = (blockIdx.x * 256 + threadIdx.x) * 8; k < p.padded; k += gridDim.x * 256 * 8) {
+    u32 v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const u32 both = *reinterpret_cast<const u32 *>(p.order + storedRow(p, k, i));
+      v[i] = line[both & 0xFFFF], v[i + 1] = line[both >> 16];
+    }
+    store8(p.out + placeOf(p, m, k), v);
+  }
 }
 
 struct Copy {

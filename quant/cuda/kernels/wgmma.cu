@@ -4,7 +4,7 @@
 // as M); activations are the B operand, in shared memory. Two warpgroups of a thread block own 128 columns each and share
 // the tile of activations. While one multiplies, the other unpacks; three threads of a third fetch. Thread blocks of a cluster
 // share a tile of the result and own ranges of rows; they add up through distributed shared memory, in order.
-#include "kiln.cuh"
+#include "hopper.cuh"
 
 struct Wide {
   Weight w;
@@ -84,46 +84,7 @@ __device__ __forceinline__ u64 descriptor(u32 address) {
   return u64(address >> 4 & 0x3FFF) | u64(1) << 16 | u64(512 >> 4) << 32 | u64(2) << 62;
 }
 
-__device__ __forceinline__ void initBarrier(u32 b, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(count) : "memory");
-}
-__device__ __forceinline__ void arrive(u32 b) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
-}
-__device__ __forceinline__ void expectBytes(u32 b, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void waitBarrier(u32 b, u32 parity) {
-  asm volatile("{\n"
-               ".reg .pred p;\n"
-               "again%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-               "@!p bra again%=;\n"
-               "}" ::"r"(b), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void copyBulk(u32 to, const void *from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-               "r"(bytes), "r"(barrier)
-               : "memory");
-}
-
-__device__ __forceinline__ float4 loadCluster(u32 shared, int rank) {
-  float4 v;
-  asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %4, %5; ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [a]; }"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(shared), "r"(rank)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ int clusterRank() {
-  int r;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-}
 __device__ __forceinline__ void syncWarpgroups() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-__device__ __forceinline__ void syncCluster() {
-  asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
-}
-
 // B is the one width of the matrix, or 0 for any mixture. M is the number of rows of activations of a tile.
 template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wide &p) {
   constexpr int warps = panelStrips, stages = stagesFor(M);
@@ -178,7 +139,7 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
             copyBulk(to + unitsAt, words, bytes, barrier);
             words += bytes;
           } else {
-            const u64 scale = (u64(block.group) * w.strips + columnTile * warps) * 32;
+            const u64 scale = (u64(groupOf(block)) * w.strips + columnTile * warps) * 32;
             expectBytes(barrier, strips * 64 * (Asym ? 2 : 1));
             copyBulk(to + tileBytes, w.scales + scale, strips * 64, barrier);
             if (Asym) copyBulk(to + tileBytes + scaleBytes, w.zeros + scale, strips * 64, barrier);
@@ -200,11 +161,7 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
       u32 scale[4], words[8];
       Zeros z;
       columnPairs(*reinterpret_cast<const uint2 *>(from + tileBytes + warp * 64 + g * 8), scale);
-      if (Asym) {
-        columnPairs(*reinterpret_cast<const uint2 *>(from + tileBytes + scaleBytes + warp * 64 + g * 8), z.plain);
-#pragma unroll
-        for (int i = 0; i < 4; i++) z.with1024[i] = hsub2(z.plain[i], 0xE400E400);
-      }
+      if (Asym) expandZeros(*reinterpret_cast<const uint2 *>(from + tileBytes + scaleBytes + warp * 64 + g * 8), z);
       const u32 width = B ? B : widths[at];
       const unsigned char *unit = from + unitsAt + warp * width * 128;
       if (B) {
@@ -259,32 +216,44 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
     else syncWarpgroups();
     // Four columns a thread, four rows at a time; the thread blocks of a cluster take turns.
     const int rowsHere = min(M, p.m - row0), inTile = (threadIdx.x & 63) * 4, column = columnTile * width + inTile;
-    if (column < w.columns) {
-      float bias[4] = {};
-      for (int i = 0; p.bias && i < 4 && column + i < w.columns; i++) bias[i] = toFloat(p.bias[column + i]);
+    const bool fast = w.columns % 4 == 0 && u64(p.out) % 8 == 0 && !p.bias && !p.accumulate;
+    auto finish = [&](int row, float4 v) {
+      u16 *to = p.out + u64(row0 + row) * w.columns + column;
+      if (fast) {
+        *reinterpret_cast<uint2 *>(to) = make_uint2(toHalf(v.x) | toHalf(v.y) << 16, toHalf(v.z) | toHalf(v.w) << 16);
+        return;
+      }
+      float values[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        if (column + i >= w.columns) break;
+        if (p.bias) values[i] += toFloat(p.bias[column + i]);
+        if (p.accumulate) values[i] += toFloat(to[i]);
+        to[i] = u16(toHalf(values[i]));
+      }
+    };
+    if (column < w.columns && p.splits == 1) {
+#pragma unroll 4
+      for (int row = threadIdx.x >> 6; row < rowsHere; row += 4) finish(row, *reinterpret_cast<const float4 *>(sums + row * pitch + inTile));
+    } else if (column < w.columns) {
 #pragma unroll 2
       for (int row = rank + p.splits * (threadIdx.x >> 6); row < rowsHere; row += 4 * p.splits) {
-        float v[4] = {};
-        float4 part[8];
+        float4 v = make_float4(0, 0, 0, 0), part[8];
         const u32 from = base + (row * pitch + inTile) * 4;
 #pragma unroll
         for (int r = 0; r < 8; r++)
-          if (r < p.splits) part[r] = loadCluster(from, p.splits == 1 ? clusterRank() : r);
+          if (r < p.splits) part[r] = loadCluster(from, r);
 #pragma unroll
         for (int r = 0; r < 8; r++)
-          if (r < p.splits) v[0] += part[r].x, v[1] += part[r].y, v[2] += part[r].z, v[3] += part[r].w;
-        u16 *to = p.out + u64(row0 + row) * w.columns + column;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          if (column + i >= w.columns) break;
-          v[i] += bias[i];
-          if (p.accumulate) v[i] += toFloat(to[i]);
-          to[i] = u16(toHalf(v[i]));
-        }
+          if (r < p.splits) v.x += part[r].x, v.y += part[r].y, v.z += part[r].z, v.w += part[r].w;
+        finish(row, v);
       }
     }
     // Nobody leaves while others read its sums. Threads that have left are not waited for.
-    if (p.splits > 1) syncCluster();
+    if (p.splits > 1) {
+      arriveCluster();
+      waitCluster();
+    }
   }
 }
 

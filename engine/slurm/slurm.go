@@ -31,6 +31,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -914,26 +915,7 @@ const (
 )
 
 func (b *batch) saveJob() error {
-	return writeFile(filepath.Join(b.dir, jobFile), []byte(strconv.Itoa(b.job)+"\n"))
-}
-
-// writeFile writes a file that is there whole or not at all, also after a crash of the machine.
-func writeFile(path string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	if err := f.Chmod(0o666); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return fsx.WriteFile(filepath.Join(b.dir, jobFile), []byte(strconv.Itoa(b.job)+"\n"), 0o666)
 }
 
 // unwant says in a file that a task is not to go on.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // submit makes arrays of the attempts that wait, not more often than Poll, and tries again what did not work.
@@ -99,7 +100,7 @@ func (r *Runner) newBatch(tasks []*task) (*batch, error) {
 	if err := os.WriteFile(filepath.Join(b.dir, scriptFile), []byte(script), 0o777); err != nil {
 		return nil, fmt.Errorf("make a batch: %w", err)
 	}
-	if err := writeFile(filepath.Join(b.dir, batchFile), text); err != nil {
+	if err := fsx.WriteFile(filepath.Join(b.dir, batchFile), text, 0o666); err != nil {
 		return nil, fmt.Errorf("make a batch: %w", err)
 	}
 	for i, t := range tasks {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,33 +37,93 @@ func ulimitArgs() []string {
 
 // ownedProcesses lists the processes that were started for an owner, without this one.
 func ownedProcesses(owner string) []int {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	var pids []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err == nil && pid != os.Getpid() && isOwned(pid, owner) {
-			pids = append(pids, pid)
+	for try := 0; ; try++ {
+		// What does not become a program in a second waits for something else, a disk perhaps.
+		if pids, sure := scanProcesses(owner); sure || len(pids) > 0 || try == 100 {
+			return pids
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
-	return pids
 }
 
-// isOwned looks into the environment that a process was started with. That of a process which has ended is empty.
-func isOwned(pid int, owner string) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+// scanProcesses is not sure that these are all if one is just becoming another program: for that moment it has no environment.
+func scanProcesses(owner string) (pids []int, sure bool) {
+	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return false
+		return nil, true
 	}
-	want := []byte(ownerEnv + "=" + owner)
-	for kv := range bytes.SplitSeq(data, []byte{0}) {
-		if bytes.Equal(kv, want) {
-			return true
+	sure = true
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		switch owned, known := isOwned(pid, owner); {
+		case owned:
+			pids = append(pids, pid)
+		case !known:
+			sure = false
 		}
 	}
-	return false
+	return pids, sure
+}
+
+// isOwned looks into the environment that a process was started with. That of a process which has ended is empty, and so, for a moment, is
+// that of one which becomes another program: then it is not known.
+func isOwned(pid int, owner string) (owned, known bool) {
+	want := []byte(ownerEnv + "=" + owner)
+	for range 10 {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			return false, true
+		}
+		if len(data) > 0 {
+			for kv := range bytes.SplitSeq(data, []byte{0}) {
+				owned = owned || bytes.Equal(kv, want)
+			}
+			return owned, true
+		}
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return false, true
+		}
+		switch environ(string(stat)) {
+		case environNone:
+			return false, true
+		case environLater:
+			return false, false
+		}
+		// It has one by now.
+	}
+	return false, false
+}
+
+// environState is what /proc/PID/stat says of an environment that was empty when it was read.
+type environState int
+
+const (
+	environNone  environState = iota // it will stay so
+	environLater                     // there is no place for it yet, as in the middle of execve
+	environSome
+)
+
+func environ(stat string) environState {
+	const state, flags, start, end = 0, 6, 47, 48 // counted behind the name
+	const kernelThread = 0x00200000
+	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(f) <= end || f[state] == "Z" || f[state] == "X" {
+		return environNone
+	}
+	bits, err := strconv.ParseUint(f[flags], 10, 64)
+	switch {
+	case err != nil || bits&kernelThread != 0:
+		return environNone
+	case f[end] == "0":
+		return environLater
+	case f[start] == f[end]:
+		return environNone
+	}
+	return environSome
 }
 
 // killOwned kills a process if it still is that of the owner.
@@ -73,7 +134,7 @@ func killOwned(pid int, owner string) error {
 		return ignoreGone(err)
 	}
 	defer unix.Close(fd) //nolint:errcheck // It was only used to signal.
-	if !isOwned(pid, owner) {
+	if owned, _ := isOwned(pid, owner); !owned {
 		return nil
 	}
 	return ignoreGone(unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0))

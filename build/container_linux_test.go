@@ -1,0 +1,58 @@
+package build
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestEnviron(t *testing.T) {
+	line := func(state, flags, start, end string) string {
+		return "12 (a b) c) " + state + " 1 2 3 4 5 " + flags + strings.Repeat(" 7", 40) + " " + start + " " + end + " 0\n"
+	}
+	for _, test := range []struct {
+		name, stat string
+		want       environState
+	}{
+		{"in the middle of execve", line("R", "4194304", "0", "0"), environLater},
+		{"with an environment", line("S", "4194304", "140700", "140722"), environSome},
+		{"with an empty one", line("S", "4194304", "140700", "140700"), environNone},
+		{"a kernel thread", line("I", "69238880", "0", "0"), environNone},
+		{"ended", line("Z", "4194308", "0", "0"), environNone},
+		{"an old kernel", "12 (a) R 1 2 3\n", environNone},
+		{"nothing", "", environNone},
+	} {
+		if got := environ(test.stat); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+	self, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := environ(string(self)); got != environSome {
+		t.Errorf("this process: %v\n%s", got, self)
+	}
+}
+
+// TestOwnedProcesses lists processes while they become others again and again: whoever sees none of them would leave them behind.
+func TestOwnedProcesses(t *testing.T) {
+	owner := fmt.Sprintf("becoming %d", os.Getpid())
+	cmd := exec.Command("sh", "-c", `n=0; exec sh -c 'n=$1; [ $n -lt 3000 ] && exec sh -c "$0" "$0" $((n + 1)); exec sleep 1000' 'n=$1; [ $n -lt 3000 ] && exec sh -c "$0" "$0" $((n + 1)); exec sleep 1000' 0`)
+	cmd.Env = []string{"PATH=/usr/bin:/bin", ownerEnv + "=" + owner}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	for range 200 {
+		if pids := ownedProcesses(owner); !slices.Contains(pids, cmd.Process.Pid) {
+			t.Fatalf("process %d is not among %d", cmd.Process.Pid, pids)
+		}
+	}
+}

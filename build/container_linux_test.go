@@ -41,7 +41,8 @@ func TestEnviron(t *testing.T) {
 // TestOwnedProcesses lists processes while they become others again and again: whoever sees none of them would leave them behind.
 func TestOwnedProcesses(t *testing.T) {
 	owner := fmt.Sprintf("becoming %d", os.Getpid())
-	cmd := exec.Command("sh", "-c", `n=0; exec sh -c 'n=$1; [ $n -lt 3000 ] && exec sh -c "$0" "$0" $((n + 1)); exec sleep 1000' 'n=$1; [ $n -lt 3000 ] && exec sh -c "$0" "$0" $((n + 1)); exec sleep 1000' 0`)
+	again := `[ "$1" -lt 3000 ] && exec sh -c "$0" "$0" $(($1 + 1)); exec sleep 1000`
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", again, again, "0")
 	cmd.Env = []string{"PATH=/usr/bin:/bin", ownerEnv + "=" + owner}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -171,6 +171,9 @@ func TestKillShared(t *testing.T) {
 	if !e2e("share") {
 		t.Skip("KILN_E2E does not name share")
 	}
+	if os.Getenv("KILN_PYTHON") == "" {
+		t.Fatal("KILN_E2E names share, and KILN_PYTHON is not set")
+	}
 	program := filepath.Join(t.TempDir(), "kiln")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../cmd/kiln")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

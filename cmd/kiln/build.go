@@ -411,27 +411,37 @@ func findJob(state, name string) (*engine.JobState, error) {
 	if err != nil {
 		return nil, err
 	}
-	var found []*engine.JobState
-	var ids []string
+	ids := make([]string, len(s.Jobs))
 	for i := range s.Jobs {
-		ids = append(ids, s.Jobs[i].ID)
-		if ok, err := path.Match(name, s.Jobs[i].ID); err != nil {
-			return nil, fmt.Errorf("row %q: %w", name, err)
+		ids[i] = s.Jobs[i].ID
+	}
+	i, err := oneRow(ids, name, "no row "+name+" was ever built here", "`kiln status` lists them")
+	if err != nil {
+		return nil, err
+	}
+	return &s.Jobs[i], nil
+}
+
+// oneRow returns the index of the one id that a name or pattern fits. none and hint are what is said when there is none.
+func oneRow(ids []string, name, none, hint string) (int, error) {
+	var found []int
+	for i, id := range ids {
+		if ok, err := path.Match(name, id); err != nil {
+			return 0, fmt.Errorf("row %q: %w", name, err)
 		} else if ok {
-			found = append(found, &s.Jobs[i])
+			found = append(found, i)
 		}
 	}
 	switch {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return nil, fmt.Errorf("%s fits %s; name one", name, ui.Count(len(found), "row"))
+		return 0, fmt.Errorf("%s fits %s; name one", name, ui.Count(len(found), "row"))
 	}
-	hint := "`kiln status` lists them"
 	if near := diag.Suggest(name, ids); near != "" {
 		hint = "did you mean " + near + "?"
 	}
-	return nil, fmt.Errorf("no row %s was ever built here\n  %s", name, hint)
+	return 0, fmt.Errorf("%s\n  %s", none, hint)
 }
 
 func (a *app) logsCommand() *cobra.Command {

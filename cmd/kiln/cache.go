@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -298,27 +297,15 @@ func noSuchFile(file, row string, names []string) error {
 
 // findCalls returns the calls of one row by its id or a pattern that fits one row only.
 func findCalls(all []*launcher.Inputs, name string) (*launcher.Inputs, error) {
-	var found []*launcher.Inputs
-	var ids []string
-	for _, in := range all {
-		ids = append(ids, in.Row)
-		if ok, err := path.Match(name, in.Row); err != nil {
-			return nil, fmt.Errorf("row %q: %w", name, err)
-		} else if ok {
-			found = append(found, in)
-		}
+	ids := make([]string, len(all))
+	for i, in := range all {
+		ids[i] = in.Row
 	}
-	switch {
-	case len(found) == 1:
-		return found[0], nil
-	case len(found) > 1:
-		return nil, fmt.Errorf("%s fits %s; name one", name, ui.Count(len(found), "row"))
+	i, err := oneRow(ids, name, "no compiles of a row "+name+" are recorded here", "`kiln cache stats` lists the rows whose compiles were recorded")
+	if err != nil {
+		return nil, err
 	}
-	hint := "`kiln cache stats` lists the rows whose compiles were recorded"
-	if near := diag.Suggest(name, ids); near != "" {
-		hint = "did you mean " + near + "?"
-	}
-	return nil, fmt.Errorf("no compiles of a row %s are recorded here\n  %s", name, hint)
+	return all[i], nil
 }
 
 // lines says it for people.

@@ -58,6 +58,51 @@ func (s *inputs) close() {
 	}
 }
 
+// How far reading is ahead of the bytes that are used, and how much is written before the disk begins to take it. Both keep
+// the disk busy while the processors convert and hash; the pages belong to the system and are not memory of this process.
+const (
+	prefetchBytes  = 32 << 20
+	prefetchStep   = 4 << 20
+	writebackBytes = 8 << 20
+)
+
+// prefetcher asks for the sources of tensors before they are read, in the same order. The system reads ahead in a file by
+// itself, but a layer is a file of a few megabytes, and at the start of each it would wait for the disk.
+type prefetcher struct {
+	src     inputs
+	tensors []PlannedTensor // not asked for yet
+	at      int64           // in the first of them
+	asked   int64           // of all sources, one after the other
+}
+
+// reach says that reading is at pos, counted like asked.
+func (p *prefetcher) reach(pos int64) {
+	for len(p.tensors) > 0 && p.asked < pos+prefetchBytes {
+		from := p.tensors[0].From
+		n := min(from.Size-p.at, prefetchStep)
+		if f, err := p.src.open(from.Input); err == nil { // an error will be met again by who needs the bytes
+			fsx.Prefetch(f, from.Offset+p.at, n)
+		}
+		p.at += n
+		p.asked += n
+		if p.at == from.Size {
+			p.at, p.tensors = 0, p.tensors[1:]
+		}
+	}
+}
+
+// source reads a file of inputs and tells the prefetcher where it is.
+type source struct {
+	*os.File
+	ahead *prefetcher
+	shift int64 // from offsets in the file to the prefetcher's positions
+}
+
+func (s source) ReadAt(p []byte, off int64) (int, error) {
+	s.ahead.reach(off + s.shift)
+	return s.File.ReadAt(p, off)
+}
+
 // streamShard writes a shard in order through a fixed set of buffers. Reading and converting, writing, the digest of the file
 // and the digests of the tensors are four goroutines, so hashing costs another processor, not time.
 func (w *writer) streamShard(ctx context.Context, f *os.File, s *Shard, rec *shardRecord) error {
@@ -88,8 +133,13 @@ func (w *writer) streamShard(ctx context.Context, f *os.File, s *Shard, rec *sha
 
 	whole := sha256.New()
 	tensors := &tensorHasher{h: sha256.New()}
+	var sent int64 // on the way to the disk
 	write, waitWrite := consume(func(c *chunk) error {
 		_, err := f.WriteAt(c.buf[:c.n], c.off)
+		if end := c.off + int64(c.n); end-sent >= writebackBytes {
+			fsx.StartWriteback(f, sent, end-sent)
+			sent = end
+		}
 		w.advance(int64(c.n))
 		return err
 	})
@@ -143,6 +193,9 @@ func (w *writer) produce(ctx context.Context, s *Shard, rec *shardRecord, free <
 	}
 	src := &inputs{plan: w.plan}
 	defer src.close()
+	ahead := &prefetcher{src: inputs{plan: w.plan}, tensors: s.Tensors}
+	defer ahead.src.close()
+	var pos int64 // as the prefetcher counts
 	maps := roundTripMaps{}
 	scratch := make([]byte, 64<<10)
 
@@ -185,10 +238,12 @@ func (w *writer) produce(ctx context.Context, s *Shard, rec *shardRecord, free <
 	}
 	for i := range s.Tensors {
 		t := &s.Tensors[i]
-		f, err := src.open(t.From.Input)
+		file, err := src.open(t.From.Input)
 		if err != nil {
 			return err
 		}
+		f := source{File: file, ahead: ahead, shift: pos - t.From.Offset}
+		pos += t.From.Size
 		if t.Convert == nil {
 			err = copyFrom(io.NewSectionReader(f, t.From.Offset, t.From.Size), t.Size, true)
 		} else {
@@ -281,9 +336,17 @@ func (w *writer) span(dst *os.File, sp span, rec *shardRecord, mu *sync.Mutex) e
 	}
 	defer src.Close()
 	if sp.t == nil {
-		n, err := fsx.CopyRange(dst, sp.dst, src, sp.src, sp.n)
-		w.advance(n)
-		return err
+		fsx.Prefetch(src, sp.src, min(sp.n, prefetchBytes))
+		for at := int64(0); at < sp.n; {
+			n, err := fsx.CopyRange(dst, sp.dst+at, src, sp.src+at, min(sp.n-at, writebackBytes))
+			w.advance(n)
+			if err != nil {
+				return err
+			}
+			fsx.StartWriteback(dst, sp.dst+at, n)
+			at += n
+		}
+		return nil
 	}
 	buf := make([]byte, 2*(64<<10))
 	c := newConverter(src, &sp.t.Tensor, sp.t.Convert.roundTrips(), buf[64<<10:])

@@ -90,6 +90,23 @@ func Preallocate(f *os.File, size int64) error {
 	return nil
 }
 
+// Prefetch asks the system to read n bytes of f at off into memory, without waiting for
+// them. It is a hint: where that is not possible, nothing happens.
+func Prefetch(f *os.File, off, n int64) {
+	if n > 0 {
+		prefetch(f, off, n)
+	}
+}
+
+// StartWriteback asks the system to begin writing n bytes of f at off to the disk, without
+// waiting for it, so that a later Sync finds little to do. It is a hint, and no
+// replacement for Sync, which also reports the errors of this writing.
+func StartWriteback(f *os.File, off, n int64) {
+	if n > 0 {
+		startWriteback(f, off, n)
+	}
+}
+
 // CopyHash copies src to dst until EOF through buf, which must not be empty, and returns the
 // number and the SHA-256 of the bytes that dst accepted. It does not use the shortcuts
 // of [io.Copy], since every byte has to be seen.

@@ -344,6 +344,33 @@ func TestPreallocate(t *testing.T) {
 	}
 }
 
+func TestHints(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	mustWrite(t, path, strings.Repeat("kiln", 10_000))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hints := func() { // whatever they are given, they change nothing
+		for _, r := range [][2]int64{{0, 40_000}, {0, 0}, {39_000, 1 << 40}, {1 << 40, 1}, {-1, 5}, {5, -1}} {
+			fsx.Prefetch(f, r[0], r[1])
+			fsx.StartWriteback(f, r[0], r[1])
+		}
+	}
+	if _, err := f.WriteAt([]byte("KILN"), 4); err != nil {
+		t.Fatal(err)
+	}
+	hints()
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	hints() // a closed file is no matter
+	got, err := os.ReadFile(path)
+	if want := "kilnKILN" + strings.Repeat("kiln", 9_998); err != nil || string(got) != want {
+		t.Errorf("content changed: %d bytes, %v", len(got), err)
+	}
+}
+
 func TestCopyRange(t *testing.T) {
 	dir := t.TempDir()
 	content := make([]byte, 3<<20+77)

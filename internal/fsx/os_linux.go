@@ -26,6 +26,14 @@ func preallocate(f *os.File, size, _ int64) error {
 	return err
 }
 
+func prefetch(f *os.File, off, n int64) {
+	_ = control(f, func(fd int) error { return unix.Fadvise(fd, off, n, unix.FADV_WILLNEED) })
+}
+
+func startWriteback(f *os.File, off, n int64) {
+	_ = control(f, func(fd int) error { return unix.SyncFileRange(fd, off, n, unix.SYNC_FILE_RANGE_WRITE) })
+}
+
 // copyRange copies what copy_file_range can. A short count without an error means that
 // it cannot do the rest, for a reason that reading and writing will tell or not have.
 func copyRange(dst *os.File, dstOff int64, src *os.File, srcOff, n int64) (done int64, err error) {

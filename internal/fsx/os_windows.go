@@ -40,6 +40,10 @@ func exchange(string, string) error { return errors.ErrUnsupported }
 
 func preallocate(*os.File, int64, int64) error { return errors.ErrUnsupported }
 
+func prefetch(*os.File, int64, int64) {}
+
+func startWriteback(*os.File, int64, int64) {}
+
 func copyRange(*os.File, int64, *os.File, int64, int64) (int64, error) { return 0, nil }
 
 // lockRange is one byte far behind the owner's name: locks are mandatory on Windows, and

@@ -122,13 +122,18 @@ type job struct {
 	Nodes       string   `json:"nodes"`
 }
 
+// ErrNoQueue means that squeue ran, and that its answer is not the queue.
+var ErrNoQueue = errors.New("squeue could not list the jobs")
+
 // ReadQueue reads what `squeue --json` printed, of Slurm 21.08 and later, and calls visit for the jobs whose name begins with a prefix. It
-// keeps nothing: the list has every job of a cluster.
+// keeps nothing: the list has every job of a cluster. After an error, what was visited is not the queue: without a controller squeue of Slurm
+// 22.05 ends well, and prints an empty list with an error beside it.
 func ReadQueue(r io.Reader, prefix string, visit func(Entry)) error {
 	dec := json.NewDecoder(r)
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
 		return fmt.Errorf("squeue: this is not a JSON object: %w", orEmpty(err))
 	}
+	var bad error
 	found := false
 	for dec.More() {
 		key, err := dec.Token()
@@ -140,6 +145,17 @@ func ReadQueue(r io.Reader, prefix string, visit func(Entry)) error {
 			found = true
 			if err := readJobs(dec, prefix, visit); err != nil {
 				return fmt.Errorf("squeue: %w", err)
+			}
+		case "errors":
+			var list []struct {
+				Description string `json:"description"`
+				Error       string `json:"error"`
+			}
+			if err := dec.Decode(&list); err != nil {
+				return fmt.Errorf("squeue: %w", err)
+			}
+			for _, e := range list {
+				bad = errors.Join(bad, fmt.Errorf("%w: %s: %s", ErrNoQueue, e.Description, e.Error))
 			}
 		default:
 			var skipped json.RawMessage
@@ -153,9 +169,9 @@ func ReadQueue(r io.Reader, prefix string, visit func(Entry)) error {
 		return fmt.Errorf("squeue: the list is cut short: %w", orEmpty(err))
 	}
 	if !found {
-		return errors.New("squeue: the answer has no list of jobs")
+		bad = errors.Join(bad, errors.New("squeue: the answer has no list of jobs"))
 	}
-	return nil
+	return bad
 }
 
 func orEmpty(err error) error {

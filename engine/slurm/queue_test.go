@@ -2,6 +2,7 @@ package slurm_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -67,6 +68,18 @@ func TestReadQueue(t *testing.T) {
 	}
 }
 
+// TestReadQueueDown: squeue of Slurm 22.05.8 ended with status 0 and printed this while there was no controller.
+func TestReadQueueDown(t *testing.T) {
+	text, err := os.ReadFile("testdata/squeue-22.05-down.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = slurm.ReadQueue(bytes.NewReader(text), "", func(e slurm.Entry) { t.Errorf("%+v", e) })
+	if !errors.Is(err, slurm.ErrNoQueue) || !strings.Contains(err.Error(), "Failed while looking for jobs") {
+		t.Error(err)
+	}
+}
+
 // TestReadQueueForms reads other forms of the same fields. They follow the documentation of later versions; no such Slurm was asked.
 func TestReadQueueForms(t *testing.T) {
 	tests := []struct {
@@ -111,7 +124,7 @@ func TestReadQueueForms(t *testing.T) {
 }
 
 func FuzzReadQueue(f *testing.F) {
-	for _, name := range []string{"squeue-22.05-array.json", "squeue-22.05-nodefail.json"} {
+	for _, name := range []string{"squeue-22.05-array.json", "squeue-22.05-nodefail.json", "squeue-22.05-down.json"} {
 		text, err := os.ReadFile("testdata/" + name)
 		if err != nil {
 			f.Fatal(err)

@@ -887,7 +887,7 @@ func transient(err error) bool {
 			return true
 		}
 	}
-	return errors.Is(err, context.DeadlineExceeded)
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNoQueue)
 }
 
 // batch is one array.

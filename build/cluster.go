@@ -8,9 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/toolchain"
 )
 
 // clusterRows hands rows to other machines, but for those that no machine like this one can build.
@@ -25,7 +29,58 @@ func (c *clusterRows) Run(ctx context.Context, try *engine.Attempt) (engine.Resu
 	if reason := c.opts.foreign(&c.recipes[try.Job.ID].Row); reason != "" {
 		return engine.Result{}, engine.Skip(reason)
 	}
-	return c.Keeper.Run(ctx, try)
+	result, err := c.Keeper.Run(ctx, try)
+	return result, explained(try, err)
+}
+
+// Resume implements [engine.Keeper].
+func (c *clusterRows) Resume(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
+	result, err := c.Keeper.Resume(ctx, try)
+	return result, explained(try, err)
+}
+
+// failureName is the file in the folder of an attempt in which a worker leaves its [RowError]: of errors only text and cause
+// come back through an engine.
+const failureName = "failure.json"
+
+// failure is that file.
+type failure struct {
+	Row       string              `json:"row"`
+	Stage     string              `json:"stage"`
+	Diagnosis toolchain.Diagnosis `json:"diagnosis"`
+	Log       string              `json:"log"`
+	Error     string              `json:"error"`
+}
+
+// saveFailure leaves the explanation of an error for [explained].
+func saveFailure(try *engine.Attempt, err error) error {
+	e, ok := errors.AsType[*RowError](err)
+	if !ok {
+		return nil
+	}
+	text, err := json.Marshal(failure{Row: e.Row, Stage: e.Stage, Diagnosis: e.Diagnosis, Log: e.Log, Error: e.Err.Error()})
+	if err != nil {
+		return err
+	}
+	return fsx.WriteFile(filepath.Join(try.Dir, failureName), text, 0o666)
+}
+
+// explained returns the error of an attempt as its worker saw it. The file may be that of an earlier start of the same attempt, which Slurm
+// put back: it counts if it says the same.
+func explained(try *engine.Attempt, err error) error {
+	if err == nil {
+		return nil
+	}
+	text, bad := os.ReadFile(filepath.Join(try.Dir, failureName))
+	var f failure
+	if bad != nil || json.Unmarshal(text, &f) != nil {
+		return err
+	}
+	row := &RowError{Row: f.Row, Stage: f.Stage, Diagnosis: f.Diagnosis, Log: f.Log, Err: errors.New(f.Error)}
+	if row.Error() != err.Error() {
+		return err
+	}
+	return engine.Fail(engine.CauseOf(err), row)
 }
 
 // OwnerID returns the name that a state folder has for what it leaves elsewhere. It is made if it is missing.
@@ -59,7 +114,8 @@ func RowRunner(opts Options) engine.Runner {
 			return engine.Result{}, fmt.Errorf("share compiles: %w", err)
 		}
 		defer func() { err = errors.Join(err, opts.stopSharing()) }()
-		return runAttempt(ctx, &opts, recipe, try)
+		result, err = runAttempt(ctx, &opts, recipe, try)
+		return result, errors.Join(err, saveFailure(try, err))
 	})
 }
 

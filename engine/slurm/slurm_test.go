@@ -244,6 +244,25 @@ func TestControllerAway(t *testing.T) {
 	})
 }
 
+// TestControllerAwayQueued: rows that wait in the queue have left no file yet. That they are not in the answer of a squeue without a controller does not
+// mean that they are gone.
+func TestControllerAwayQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 1, 8)
+		time.AfterFunc(time.Minute, func() { s.fake.outage(20 * time.Minute) })
+		report, err := s.start(t.Context(), row("a", 600, 4), row("b", 600, 4), row("c", 600, 4), row("d", 600, 4), row("e", 600, 4))
+		s.finish(report, err)
+		for _, j := range report.Jobs {
+			if j.Attempts != 1 {
+				t.Errorf("%s in %d attempts", j.ID, j.Attempts)
+			}
+		}
+		if n := s.fake.calls["sbatch"]; n != 1 {
+			t.Errorf("%d submissions", n)
+		}
+	})
+}
+
 // TestLostAnswer: sbatch works and its answer is lost.
 func TestLostAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

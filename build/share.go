@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
@@ -325,12 +326,12 @@ func (a *attempt) records(s *shared) ([]launcher.Record, error) {
 	if s == nil {
 		return nil, nil
 	}
-	calls := filepath.Join(a.shareDir(), callsName)
-	records, err := launcher.ReadRecords(calls)
+	written := filepath.Join(a.shareDir(), callsName)
+	records, err := calls.ReadRecords(written)
 	if err != nil {
 		return nil, err
 	}
-	if text, err := os.ReadFile(calls); err == nil {
+	if text, err := os.ReadFile(written); err == nil {
 		if err := os.WriteFile(filepath.Join(a.try.Dir, callsName), text, 0o666); err != nil {
 			return nil, err
 		}
@@ -352,7 +353,7 @@ func (a *attempt) finishSharing(ctx context.Context, s *shared, records []launch
 	if s == nil || len(records) == 0 {
 		return nil
 	}
-	var in launcher.Inputs
+	var in calls.Inputs
 	if err := a.inBox(ctx, "inputs", s.config, &in); err != nil {
 		return err
 	}
@@ -429,7 +430,7 @@ func (a *attempt) verifyShared(ctx context.Context, s *shared, records []launche
 }
 
 // ReadCalls returns what the compilers of the rows of a state folder did, the rows in the order of their names.
-func ReadCalls(stateDir string) ([]*launcher.Inputs, error) {
+func ReadCalls(stateDir string) ([]*calls.Inputs, error) {
 	entries, err := os.ReadDir(callsDir(stateDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -437,12 +438,12 @@ func ReadCalls(stateDir string) ([]*launcher.Inputs, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []*launcher.Inputs
+	var all []*calls.Inputs
 	for _, e := range entries {
 		if !strings.HasSuffix(e.Name(), ".json") || fsx.IsTemp(e.Name()) {
 			continue
 		}
-		in, err := launcher.ReadInputs(filepath.Join(callsDir(stateDir), e.Name()))
+		in, err := calls.ReadInputs(filepath.Join(callsDir(stateDir), e.Name()))
 		if err != nil {
 			return nil, err
 		}

@@ -7,14 +7,15 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/matrix"
 )
 
 // learnUnits finds out on which axes the compiles of packages depend: first from what was read, then from the keys, which
 // have the last word where rows were built that tell.
-func learnUnits(all []*launcher.Inputs) map[string][]matrix.UnitClass {
-	byPackage := map[string][]*launcher.Inputs{}
+func learnUnits(all []*calls.Inputs) map[string][]matrix.UnitClass {
+	byPackage := map[string][]*calls.Inputs{}
 	for _, in := range all {
 		byPackage[in.Package] = append(byPackage[in.Package], in)
 	}
@@ -28,9 +29,9 @@ func learnUnits(all []*launcher.Inputs) map[string][]matrix.UnitClass {
 }
 
 // newestVersion returns the rows of the version that was built last: other versions have other files.
-func newestVersion(rows []*launcher.Inputs) []*launcher.Inputs {
-	newest := slices.MaxFunc(rows, func(a, b *launcher.Inputs) int { return a.Made.Compare(b.Made) })
-	var out []*launcher.Inputs
+func newestVersion(rows []*calls.Inputs) []*calls.Inputs {
+	newest := slices.MaxFunc(rows, func(a, b *calls.Inputs) int { return a.Made.Compare(b.Made) })
+	var out []*calls.Inputs
 	for _, in := range rows {
 		if in.Axes["version"] == newest.Axes["version"] {
 			out = append(out, in)
@@ -41,11 +42,11 @@ func newestVersion(rows []*launcher.Inputs) []*launcher.Inputs {
 
 // compiled is one file in one row.
 type compiled struct {
-	in   *launcher.Inputs
-	unit *launcher.Unit
+	in   *calls.Inputs
+	unit *calls.Unit
 }
 
-func unitClasses(rows []*launcher.Inputs) []matrix.UnitClass {
+func unitClasses(rows []*calls.Inputs) []matrix.UnitClass {
 	files := map[string][]compiled{}
 	for _, in := range rows {
 		seen := map[string]int{}
@@ -111,7 +112,7 @@ func toolkitOf(axes map[string]string) string {
 	return "none"
 }
 
-func allToolkits(rows []*launcher.Inputs) map[string]bool {
+func allToolkits(rows []*calls.Inputs) map[string]bool {
 	all := map[string]bool{}
 	for _, in := range rows {
 		all[toolkitOf(in.Axes)] = true
@@ -150,7 +151,7 @@ func dependsOn(calls []compiled) []string {
 	return slices.Sorted(maps.Keys(axes))
 }
 
-func differing(a, b *launcher.Inputs) []string {
+func differing(a, b *calls.Inputs) []string {
 	var out []string
 	for axis, value := range a.Axes {
 		if b.Axes[axis] != value && axis != "version" {

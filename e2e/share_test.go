@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/matrix"
@@ -37,7 +38,7 @@ func needShare(t *testing.T) string {
 }
 
 // buildRow builds one row and returns it with its compiles.
-func buildRow(t *testing.T, plan *matrix.Plan, opts build.Options, part string) (build.RowResult, *launcher.Inputs) {
+func buildRow(t *testing.T, plan *matrix.Plan, opts build.Options, part string) (build.RowResult, *calls.Inputs) {
 	t.Helper()
 	i := slices.IndexFunc(plan.Rows, func(r matrix.Row) bool { return strings.Contains(r.ID, part) })
 	if i < 0 {
@@ -58,7 +59,7 @@ func buildRow(t *testing.T, plan *matrix.Plan, opts build.Options, part string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := slices.IndexFunc(all, func(in *launcher.Inputs) bool { return in.Row == r.Row.ID })
+	j := slices.IndexFunc(all, func(in *calls.Inputs) bool { return in.Row == r.Row.ID })
 	if j < 0 {
 		t.Fatalf("no calls of %s are kept", r.Row.ID)
 	}

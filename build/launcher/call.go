@@ -4,7 +4,6 @@ import (
 	"path"
 	"slices"
 	"strconv"
-	"strings"
 )
 
 // call is a command line, understood.
@@ -33,37 +32,74 @@ type call struct {
 
 // separate lists options whose value may stand in the next argument. What is missing here is harmless unless the value
 // has the name of a source: then there are two, and the call is not shared.
-var separate = map[string]bool{
-	"-o": true, "-I": true, "-isystem": true, "-iquote": true, "-idirafter": true, "-include": true, "-imacros": true, "-isysroot": true,
-	"-iprefix": true, "-iwithprefix": true, "-iwithprefixbefore": true, "-D": true, "-U": true, "-x": true, "-MF": true, "-MT": true, "-MQ": true,
-	"-L": true, "-l": true, "-T": true, "-u": true, "-z": true, "-Xlinker": true, "-Xassembler": true, "-Xpreprocessor": true, "-B": true,
-	"--param": true, "-target": true, "-arch": true, "-aux-info": true, "-wrapper": true, "-Xclang": true, "-mllvm": true,
+func separate(option string) bool {
+	switch option {
+	case "-o", "-I", "-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-isysroot", "-iprefix", "-iwithprefix", "-iwithprefixbefore", "-D", "-U",
+		"-x", "-MF", "-MT", "-MQ", "-L", "-l", "-T", "-u", "-z", "-Xlinker", "-Xassembler", "-Xpreprocessor", "-B", "--param", "-target", "-arch",
+		"-aux-info", "-wrapper", "-Xclang", "-mllvm":
+		return true
+	}
+	return false
 }
 
-var nvccSeparate = map[string]bool{
-	"-gencode": true, "--generate-code": true, "--gpu-architecture": true, "-code": true, "--gpu-code": true, "-ccbin": true, "--compiler-bindir": true,
-	"-Xcompiler": true, "--compiler-options": true, "-Xptxas": true, "--ptxas-options": true, "-Xcudafe": true, "-Xnvlink": true, "--nvlink-options": true,
-	"--linker-options": true, "-Xarchive": true, "-t": true, "--threads": true, "-std": true, "--std": true, "-maxrregcount": true, "--maxrregcount": true,
-	"-diag-suppress": true, "--diag-suppress": true, "-diag-error": true, "--diag-error": true, "-diag-warn": true, "--diag-warn": true,
-	"--output-file": true, "--include-path": true, "--system-include": true, "--pre-include": true, "--define-macro": true, "--undefine-macro": true,
-	"--library-path": true, "--library": true, "--x": true, "--machine": true, "-m": true, "-rdc": true, "--relocatable-device-code": true,
-	"--dependency-output": true, "--dependency-target-name": true, "-optf": true, "--options-file": true, "-odir": true, "--output-directory": true,
-	"-keep-dir": true, "--keep-dir": true, "-Werror": true, "--Werror": true, "-ftz": true, "-prec-div": true, "-prec-sqrt": true, "-fmad": true,
-	"-ftemplate-backtrace-limit": true, "-ftemplate-depth": true, "-cudart": true, "--cudart": true, "-ldir": true, "--libdevice-directory": true,
-	"-default-stream": true, "--default-stream": true, "-objtemp": true, "-arch-list": true, "-split-compile": true, "--split-compile": true,
+// nvccSeparate lists those that nvcc has besides.
+func nvccSeparate(option string) bool {
+	switch option {
+	case "-gencode", "--generate-code", "--gpu-architecture", "-code", "--gpu-code", "-ccbin", "--compiler-bindir", "-Xcompiler", "--compiler-options",
+		"-Xptxas", "--ptxas-options", "-Xcudafe", "-Xnvlink", "--nvlink-options", "--linker-options", "-Xarchive", "-t", "--threads", "-std", "--std",
+		"-maxrregcount", "--maxrregcount", "-diag-suppress", "--diag-suppress", "-diag-error", "--diag-error", "-diag-warn", "--diag-warn", "--output-file",
+		"--include-path", "--system-include", "--pre-include", "--define-macro", "--undefine-macro", "--library-path", "--library", "--x", "--machine",
+		"-m", "-rdc", "--relocatable-device-code", "--dependency-output", "--dependency-target-name", "-optf", "--options-file", "-odir",
+		"--output-directory", "-keep-dir", "--keep-dir", "-Werror", "--Werror", "-ftz", "-prec-div", "-prec-sqrt", "-fmad", "-ftemplate-backtrace-limit",
+		"-ftemplate-depth", "-cudart", "--cudart", "-ldir", "--libdevice-directory", "-default-stream", "--default-stream", "-objtemp", "-arch-list",
+		"-split-compile", "--split-compile":
+		return true
+	}
+	return false
 }
 
-// shortNames are those of torch and CMake that ccache does not know by their long names.
-var shortNames = map[string]string{
-	"--compile": "-c", "--device-c": "-dc", "--output-file": "-o", "--include-path": "-I", "--system-include": "-isystem", "--pre-include": "-include",
-	"--define-macro": "-D", "--undefine-macro": "-U", "--dependency-output": "-MF", "--dependency-target-name": "-MT",
-	"--generate-dependencies-with-compile": "-MD", "--generate-nonsystem-dependencies-with-compile": "-MMD", "--compiler-bindir": "-ccbin",
-	"--generate-dependency-targets": "-MP",
+// shortName returns the short name of an option that torch and CMake call by a long one, which ccache does not know; "" if there is none.
+func shortName(option string) string {
+	switch option {
+	case "--compile":
+		return "-c"
+	case "--device-c":
+		return "-dc"
+	case "--output-file":
+		return "-o"
+	case "--include-path":
+		return "-I"
+	case "--system-include":
+		return "-isystem"
+	case "--pre-include":
+		return "-include"
+	case "--define-macro":
+		return "-D"
+	case "--undefine-macro":
+		return "-U"
+	case "--dependency-output":
+		return "-MF"
+	case "--dependency-target-name":
+		return "-MT"
+	case "--generate-dependencies-with-compile":
+		return "-MD"
+	case "--generate-nonsystem-dependencies-with-compile":
+		return "-MMD"
+	case "--compiler-bindir":
+		return "-ccbin"
+	case "--generate-dependency-targets":
+		return "-MP"
+	}
+	return ""
 }
 
-var sourceNames = map[string]bool{
-	".c": true, ".cc": true, ".cp": true, ".cxx": true, ".cpp": true, ".c++": true, ".C": true, ".cu": true, ".hip": true, ".m": true, ".mm": true,
-	".i": true, ".ii": true, ".cui": true, ".s": true, ".S": true,
+// isSource reports whether a file is something to compile, by its name.
+func isSource(file string) bool {
+	switch path.Ext(file) {
+	case ".c", ".cc", ".cp", ".cxx", ".cpp", ".c++", ".C", ".cu", ".hip", ".m", ".mm", ".i", ".ii", ".cui", ".s", ".S":
+		return true
+	}
+	return false
 }
 
 // parseCall understands a command line.
@@ -75,15 +111,15 @@ func parseCall(kind Kind, args []string) *call {
 		a := args[i]
 		name, value := a, ""
 		joined, hasValue := false, false
-		if kind == NVCC && strings.HasPrefix(a, "-") {
-			if n, v, ok := strings.Cut(a, "="); ok && (nvccSeparate[n] || shortNames[n] != "") {
+		if kind == NVCC && hasPrefix(a, "-") {
+			if n, v, ok := cut(a, "="); ok && (nvccSeparate(n) || shortName(n) != "") {
 				name, value, joined, hasValue = n, v, true, true
 			}
-			if short, ok := shortNames[name]; ok {
+			if short := shortName(name); short != "" {
 				name, a, joined = short, short, false
 			}
 		}
-		if !hasValue && (separate[name] || kind == NVCC && nvccSeparate[name]) && i+1 < len(args) {
+		if !hasValue && (separate(name) || kind == NVCC && nvccSeparate(name)) && i+1 < len(args) {
 			i++
 			value, hasValue = args[i], true
 		}
@@ -100,20 +136,20 @@ func parseCall(kind Kind, args []string) *call {
 		case name == "-o":
 			c.output = value
 			emit()
-		case !hasValue && strings.HasPrefix(a, "-o") && kind != NVCC && len(a) > 2:
+		case !hasValue && hasPrefix(a, "-o") && kind != NVCC && len(a) > 2:
 			c.output = a[2:]
 			c.args = append(c.args, "-o", a[2:])
 		case name == "-MD" || name == "-MMD":
 			c.wantDeps = true
 		case name == "-MF":
 			c.depPath = value
-		case strings.HasPrefix(a, "-MF") && !hasValue:
+		case hasPrefix(a, "-MF") && !hasValue:
 			c.depPath = a[3:]
 		case name == "-MT" || name == "-MQ":
 			c.targets = append(c.targets, value)
-		case strings.HasPrefix(a, "-Wp,-MD,") || strings.HasPrefix(a, "-Wp,-MMD,"):
+		case hasPrefix(a, "-Wp,-MD,") || hasPrefix(a, "-Wp,-MMD,"):
 			c.wantDeps = true
-			if words := strings.Split(a, ","); len(words) == 3 {
+			if words := split(a, ","); len(words) == 3 {
 				c.depPath = words[2]
 			} else {
 				c.refused = "it writes dependencies by " + a
@@ -121,8 +157,8 @@ func parseCall(kind Kind, args []string) *call {
 		case name == "-M" || name == "-MM" || name == "-E" || name == "--preprocess" || name == "-###" || name == "--dryrun" || name == "-dryrun" ||
 			name == "--generate-dependencies" || name == "--version" || name == "-V" || name == "-dlink" || name == "--device-link" || name == "--lib" || name == "-fsyntax-only":
 			c.other = true
-		case name == "-MG" || name == "-save-temps" || strings.HasPrefix(a, "-save-temps=") || name == "--keep" || name == "-keep" || name == "--save-temps" ||
-			name == "-S" || name == "-optf" || name == "--options-file" || strings.HasPrefix(a, "-fprofile") || strings.HasPrefix(a, "--coverage") || a == "-gsplit-dwarf":
+		case name == "-MG" || name == "-save-temps" || hasPrefix(a, "-save-temps=") || name == "--keep" || name == "-keep" || name == "--save-temps" ||
+			name == "-S" || name == "-optf" || name == "--options-file" || hasPrefix(a, "-fprofile") || hasPrefix(a, "--coverage") || a == "-gsplit-dwarf":
 			c.refused = "it is called with " + name
 			emit()
 		case kind == NVCC && slices.Contains([]string{"-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "--fatbin", "-optix-ir", "--optix-ir", "-ltoir", "--ltoir"}, name):
@@ -130,10 +166,10 @@ func parseCall(kind Kind, args []string) *call {
 			c.refused = "ccache does not cache " + name
 			compile = true
 			emit()
-		case strings.HasPrefix(a, "@"):
+		case hasPrefix(a, "@"):
 			c.refused = "it reads arguments from a file"
 			emit()
-		case !strings.HasPrefix(a, "-") && sourceNames[path.Ext(a)]:
+		case !hasPrefix(a, "-") && isSource(a):
 			sources = append(sources, a)
 			emit()
 		default:
@@ -150,7 +186,7 @@ func parseCall(kind Kind, args []string) *call {
 	case c.other || !compile && c.refused == "" || len(sources) == 0:
 		c.other = true
 	case !compile:
-		c.other = len(sources) == 0 || c.output == "" || !strings.HasSuffix(c.output, ".s")
+		c.other = len(sources) == 0 || c.output == "" || !hasSuffix(c.output, ".s")
 	case len(sources) > 1:
 		c.refused = "it compiles several files at once"
 	case kind == HIPCC && c.refused == "" && len(c.archs) == 0:
@@ -161,7 +197,7 @@ func parseCall(kind Kind, args []string) *call {
 	}
 	if c.output == "" && c.source != "" {
 		base := path.Base(c.source)
-		c.output = strings.TrimSuffix(base, path.Ext(base)) + ".o"
+		c.output = trimSuffix(base, path.Ext(base)) + ".o"
 		if c.refused == "" && !c.other {
 			c.args = append(c.args, "-o", c.output) // what is written must be known
 		}
@@ -177,7 +213,7 @@ func (c *call) nvccOption(name, value, arg string) {
 		if n, err := strconv.Atoi(value); err == nil && n > 0 {
 			c.threads = n
 		}
-	case strings.HasPrefix(arg, "-t") && strings.Trim(arg[2:], "0123456789") == "" && len(arg) > 2:
+	case hasPrefix(arg, "-t") && consistsOf(arg[2:], "0123456789") && len(arg) > 2:
 		c.threads, _ = strconv.Atoi(arg[2:])
 	case arg == "-lineinfo" || arg == "--generate-line-info" || arg == "-G" || arg == "--device-debug" || arg == "-g" || arg == "--debug":
 		c.debug = true
@@ -187,17 +223,17 @@ func (c *call) nvccOption(name, value, arg string) {
 // hipOption looks at what hipcc, and clang behind it, know about GPUs.
 func (c *call) hipOption(arg string) {
 	for _, option := range []string{"--offload-arch=", "--amdgpu-target=", "--cuda-gpu-arch="} {
-		if arch, ok := strings.CutPrefix(arg, option); ok {
+		if arch, ok := cutPrefix(arg, option); ok {
 			c.archs = append(c.archs, arch)
-			if strings.Contains(arch, "native") {
+			if contains(arch, "native") {
 				c.refused = "it compiles for the GPUs of this machine"
 			}
 		}
 	}
 	switch {
-	case arg == "--genco" || strings.HasSuffix(arg, "-device-only") || strings.HasSuffix(arg, "-host-only"):
+	case arg == "--genco" || hasSuffix(arg, "-device-only") || hasSuffix(arg, "-host-only"):
 		c.refused = "it is called with " + arg
-	case strings.HasPrefix(arg, "--no-offload-arch") || strings.HasPrefix(arg, "--no-cuda-gpu-arch"):
+	case hasPrefix(arg, "--no-offload-arch") || hasPrefix(arg, "--no-cuda-gpu-arch"):
 		c.refused = "it is called with " + arg
 	}
 }
@@ -217,7 +253,7 @@ func devicePasses(args []string) []string {
 }
 
 // headerOptions take a path of headers, in the next argument or joined.
-var headerOptions = []string{"-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-I"}
+var headerOptions = [...]string{"-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-I"}
 
 // mapPaths changes the paths of headers in arguments.
 func mapPaths(kind Kind, args []string, change func(string) string) []string {
@@ -231,10 +267,10 @@ func mapPaths(kind Kind, args []string, change func(string) string) []string {
 				}
 				break
 			}
-			if rest, ok := strings.CutPrefix(out[i], option); ok {
-				if path, ok := strings.CutPrefix(rest, "="); ok && kind == NVCC {
+			if rest, ok := cutPrefix(out[i], option); ok {
+				if path, ok := cutPrefix(rest, "="); ok && kind == NVCC {
 					out[i] = option + "=" + change(path)
-				} else if strings.HasPrefix(rest, "/") {
+				} else if hasPrefix(rest, "/") {
 					out[i] = option + change(rest)
 				} else {
 					continue

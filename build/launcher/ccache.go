@@ -1,12 +1,9 @@
 package launcher
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"os"
 	"path"
-	"strings"
+	"strconv"
 )
 
 // ccache is one call of it.
@@ -25,23 +22,22 @@ func (c *ccache) compiler(call *call) string {
 		}
 	}
 	// Variables that change what compilers do, and that ccache need not know.
-	h := sha256.New()
-	n := 0
+	var changes []byte
 	for _, pair := range c.env {
-		name, _, _ := strings.Cut(pair, "=")
+		name, _, _ := cut(pair, "=")
 		switch name {
 		case "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "GCC_EXEC_PREFIX", "COMPILER_PATH", "CCC_OVERRIDE_OPTIONS", "GCC_COMPARE_DEBUG",
 			"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "DEVICE_LIB_PATH":
 		default:
-			if c.tool.Kind != HIPCC || !strings.HasPrefix(name, "HIP") && !strings.HasPrefix(name, "HCC") && !strings.HasPrefix(name, "ROCM") {
+			if c.tool.Kind != HIPCC || !hasPrefix(name, "HIP") && !hasPrefix(name, "HCC") && !hasPrefix(name, "ROCM") {
 				continue
 			}
 		}
-		n++
-		h.Write([]byte(c.canonicalArgs([]string{pair})[0] + "\n"))
+		changes = append(changes, c.canonicalArgs([]string{pair})[0]+"\n"...)
 	}
-	if n > 0 {
-		id += "-" + hex.EncodeToString(h.Sum(nil)[:8])
+	if len(changes) > 0 {
+		sum := sha256(changes)
+		id += "-" + hexadecimal(sum[:8])
 	}
 	return id
 }
@@ -54,7 +50,7 @@ func (c *ccache) environ(compiler string, call *call) []string {
 	env := []string{
 		"CCACHE_CONFIGPATH=/dev/null",
 		"CCACHE_DIR=" + c.CacheDir,
-		"CCACHE_MAXSIZE=" + fmt.Sprintf("%dk", max(c.CacheBytes/1000, 1)),
+		"CCACHE_MAXSIZE=" + strconv.FormatInt(max(c.CacheBytes/1000, 1), 10) + "k",
 		// What was read decides, not the preprocessed text: see the package comment.
 		"CCACHE_DEPEND=1",
 		"CCACHE_COMPILERTYPE=" + c.kind(),
@@ -67,14 +63,14 @@ func (c *ccache) environ(compiler string, call *call) []string {
 		env = append(env, "CCACHE_BASEDIR="+c.Work)
 		if call.debug {
 			// nvcc writes whole paths into line tables, and cannot be told others: one folder, one cache.
-			sum := sha256.Sum256([]byte(c.Work))
-			env = append(env, "CCACHE_NAMESPACE="+hex.EncodeToString(sum[:8]))
+			sum := sha256([]byte(c.Work))
+			env = append(env, "CCACHE_NAMESPACE="+hexadecimal(sum[:8]))
 		}
 	}
 	if r := c.Remote; r != nil && r.Kind == "redis" {
 		env = append(env, "CCACHE_REMOTE_STORAGE=redis+unix:"+r.Socket+attributes(r))
 	} else if r != nil && c.port > 0 {
-		env = append(env, fmt.Sprintf("CCACHE_REMOTE_STORAGE=http://127.0.0.1:%d%s%s", c.port, r.Path, attributes(r)))
+		env = append(env, "CCACHE_REMOTE_STORAGE=http://127.0.0.1:"+strconv.Itoa(c.port)+r.Path+attributes(r))
 	}
 	return env
 }
@@ -87,13 +83,7 @@ func (c *ccache) kind() string {
 	return string(c.tool.Kind)
 }
 
-func attributes(r *Remote) string {
-	var b strings.Builder
-	for _, a := range r.Attributes {
-		b.WriteString("|" + a)
-	}
-	return b.String()
-}
+func attributes(r *Remote) string { return join(append([]string{""}, r.Attributes...), "|") }
 
 func (c *ccache) temp(kind string) string { return path.Join(c.Temp, c.id+"."+kind) }
 
@@ -115,16 +105,16 @@ func (c *ccache) outcome(r *Record) {
 // parseCounters turns a stats log of one call into its outcome.
 func parseCounters(text []byte) (result Outcome, why string, remote bool) {
 	result, why = Bypass, "ccache counted nothing"
-	for line := range strings.Lines(string(text)) {
-		switch line = strings.TrimSpace(line); {
-		case line == "" || strings.HasPrefix(line, "#"):
+	for _, line := range split(string(text), "\n") {
+		switch {
+		case line == "" || hasPrefix(line, "#"):
 		case line == "direct_cache_hit" || line == "preprocessed_cache_hit":
-			return Hit, "", strings.Contains(string(text), "remote_storage_hit")
+			return Hit, "", contains(string(text), "remote_storage_hit")
 		case line == "cache_miss":
 			result, why = Miss, ""
-		case strings.Contains(line, "_storage_") || strings.HasSuffix(line, "_cache_miss"):
+		case contains(line, "_storage_") || hasSuffix(line, "_cache_miss"):
 		case result == Bypass:
-			why = "ccache: " + strings.ReplaceAll(line, "_", " ")
+			why = "ccache: " + replaceAll(line, "_", " ")
 		}
 	}
 	return result, why, false

@@ -1,12 +1,10 @@
 package launcher
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/kiln-build/kiln/internal/depfile"
 )
@@ -31,10 +29,10 @@ func (c *call) dependencies(cwd, kept string) depFile {
 	}
 	d.path = c.depPath
 	if d.path == "" {
-		d.path = strings.TrimSuffix(c.output, path.Ext(c.output)) + ".d"
+		d.path = trimSuffix(c.output, path.Ext(c.output)) + ".d"
 	}
 	d.path = absolute(cwd, d.path)
-	if d.target = strings.Join(c.targets, " "); d.target == "" {
+	if d.target = join(c.targets, " "); d.target == "" {
 		d.target = depfile.Escape(c.output)
 	}
 	return d
@@ -46,8 +44,16 @@ func (d depFile) finish() error {
 	if err != nil {
 		return err
 	}
-	rest, ok := bytes.CutPrefix(bytes.TrimLeft(text, " \n"), []byte(DepTarget))
-	if !ok || !bytes.HasPrefix(bytes.TrimLeft(rest, " "), []byte(":")) {
+	begin := 0
+	for begin < len(text) && (text[begin] == ' ' || text[begin] == '\n') {
+		begin++
+	}
+	rest, ok := cutPrefix(string(text[begin:]), DepTarget)
+	colon := 0
+	for colon < len(rest) && rest[colon] == ' ' {
+		colon++
+	}
+	if !ok || !hasPrefix(rest[colon:], ":") {
 		return errors.New(d.path + " does not begin with its target")
 	}
 	if d.target == "" && len(d.device) == 0 {
@@ -61,7 +67,7 @@ func (d depFile) finish() error {
 	}
 	// Never half a list: what reads it does so when the call has ended, and a killed call is no call.
 	temp := d.path + ".kiln"
-	if err := os.WriteFile(temp, append([]byte(d.target), rest...), 0o666); err != nil {
+	if err := os.WriteFile(temp, []byte(d.target+rest), 0o666); err != nil {
 		return err
 	}
 	return os.Rename(temp, d.path)

@@ -1,17 +1,12 @@
 package launcher
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"syscall"
 	"time"
 )
-
-// This package uses neither x/sys, net, os/signal nor path/filepath: with them it would be initialized after most of the program, and a
-// launcher would start milliseconds later.
 
 // prSetChildSubreaper is PR_SET_CHILD_SUBREAPER of prctl(2).
 const prSetChildSubreaper = 36
@@ -36,7 +31,7 @@ func (s state) killed() bool { return s.signal == syscall.SIGKILL }
 // replace becomes the compiler.
 func (l *launcher) replace(args []string) int {
 	err := syscall.Exec(l.tool.Path, append([]string{l.tool.Path}, args...), l.env)
-	fmt.Fprintf(l.stderr, "kiln: compiler launcher: run %s: %v\n", l.tool.Path, err)
+	say("run " + l.tool.Path + ": " + err.Error())
 	return 126
 }
 
@@ -66,7 +61,7 @@ func runFiles(argv, env []string, files []uintptr) (state, error) {
 		Env: env, Files: files, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
 	})
 	if err != nil {
-		return state{}, fmt.Errorf("run %s: %w", argv[0], err)
+		return state{}, &os.PathError{Op: "run", Path: argv[0], Err: err}
 	}
 	var status syscall.WaitStatus
 	var usage syscall.Rusage
@@ -76,7 +71,7 @@ func runFiles(argv, env []string, files []uintptr) (state, error) {
 		}
 	}
 	if err != nil {
-		return state{}, fmt.Errorf("wait for %s: %w", argv[0], err)
+		return state{}, &os.PathError{Op: "wait for", Path: argv[0], Err: err}
 	}
 	s := state{cpu: time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), peakBytes: usage.Maxrss * 1024}
 	if status.Signaled() {
@@ -128,9 +123,12 @@ func descendants(root int) []int {
 			continue
 		}
 		// pid (name) state ppid …; a name may have anything in it.
-		var state byte
-		var parent int
-		if _, err := fmt.Sscanf(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " %c %d", &state, &parent); err == nil && state != 'Z' {
+		parts := split(string(stat), ") ")
+		words := split(parts[len(parts)-1], " ")
+		if len(words) < 2 || words[0] == "Z" {
+			continue
+		}
+		if parent, err := strconv.Atoi(words[1]); err == nil {
 			children[parent] = append(children[parent], pid)
 		}
 	}

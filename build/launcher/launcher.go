@@ -16,17 +16,12 @@
 package launcher
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path"
-	"runtime"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/kiln-build/kiln/internal/depfile"
@@ -110,18 +105,20 @@ type Remote struct {
 }
 
 // A program that is started as a compiler never becomes itself: it runs the compiler and exits. This is an init function
-// because the packages of the whole program take longer to initialize than a launcher may take altogether; this one,
-// which imports little, comes before most of them.
+// because the packages of the whole program take longer to initialize than a launcher may take altogether. Packages are initialized in the
+// order of their paths, as soon as what they import is, so this one comes early as long as it imports little: no fmt, no encoding/json,
+// nothing that uses reflect, nor net, os/signal, path/filepath or x/sys. There is a test for that.
+//
+// Init functions run in the first thread, as the death signal of the child, which belongs to a thread, needs it.
 func init() {
 	config := os.Getenv(ConfigEnv) //nolint:forbidigo // A launcher is a program of its own.
 	if config == "" || len(os.Args) == 0 {
 		return
 	}
 	name := path.Base(os.Args[0])
-	if strings.HasPrefix(name, "kiln") || !looksLikeCompiler(name) {
+	if hasPrefix(name, "kiln") || !looksLikeCompiler(name) {
 		return
 	}
-	runtime.LockOSThread()        // The death signal of the child belongs to this thread.
 	os.Exit(launch(name, config)) //nolint:forbidigo // A launcher is a program of its own.
 }
 
@@ -137,15 +134,20 @@ func KindOf(name string) Kind {
 		return HIPCC
 	}
 	base := name
-	if i := strings.LastIndexByte(base, '-'); i > 0 && strings.Trim(base[i+1:], "0123456789.") == "" {
-		base = base[:i]
+	for i := len(base) - 1; i > 0; i-- {
+		if base[i] == '-' {
+			if consistsOf(base[i+1:], "0123456789.") {
+				base = base[:i]
+			}
+			break
+		}
 	}
 	for _, c := range []struct {
 		name string
 		kind Kind
 	}{{"clang++", Clang}, {"clang", Clang}, {"g++", GCC}, {"gcc", GCC}, {"c++", GCC}, {"cc", GCC}} {
-		prefix, ok := strings.CutSuffix(base, c.name)
-		if ok && (prefix == "" || strings.HasSuffix(prefix, "-linux-gnu-")) {
+		prefix, ok := cutSuffix(base, c.name)
+		if ok && (prefix == "" || hasSuffix(prefix, "-linux-gnu-")) {
 			return c.kind
 		}
 	}
@@ -156,7 +158,7 @@ func KindOf(name string) Kind {
 func launch(name, path string) int {
 	c, err := ReadConfig(path)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "kiln: compiler launcher: %v\n", err)
+		say(err.Error())
 		return 1
 	}
 	env := c.environ()
@@ -164,12 +166,12 @@ func launch(name, path string) int {
 	if !ok {
 		found := LookPath(name, getenv(env, "PATH"))
 		if found == "" {
-			fmt.Fprintf(os.Stderr, "kiln: compiler launcher: no %s behind %s\n", name, c.Bin)
+			say("no " + name + " behind " + c.Bin)
 			return 127
 		}
 		tool = Tool{Path: found, Kind: KindOf(name), Refused: "it was not there when the build began"}
 	}
-	l := &launcher{Config: c, name: name, tool: tool, env: env, start: time.Now(), stderr: os.Stderr}
+	l := &launcher{Config: c, name: name, tool: tool, env: env, start: time.Now()}
 	return l.run(os.Args[1:])
 }
 
@@ -179,9 +181,38 @@ func ReadConfig(path string) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := new(Config)
-	if err := json.Unmarshal(text, c); err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+	c, err := parseConfig(string(text))
+	if err != nil {
+		return nil, &os.PathError{Op: "read", Path: path, Err: err}
+	}
+	return c, nil
+}
+
+// parseConfig reads what json.Marshal writes of a [Config].
+func parseConfig(text string) (*Config, error) {
+	v, err := parseJSON(text)
+	if err != nil {
+		return nil, err
+	}
+	c := &Config{
+		Row: v.field("row").text, Package: v.field("package").text, Version: v.field("version").text, Work: v.field("work").text, Bin: v.field("bin").text,
+		CCache: v.field("ccache").text, CacheDir: v.field("cache_dir").text, CacheBytes: v.field("cache_bytes").number, Slots: v.field("slots").text,
+		MemoryBytes: v.field("memory_bytes").number, Calls: v.field("calls").text, Deps: v.field("deps").text, Temp: v.field("temp").text,
+		Objects: v.field("objects").text, Tools: map[string]Tool{},
+	}
+	tools := v.field("tools")
+	for i, name := range tools.names {
+		t := &tools.list[i]
+		c.Tools[name] = Tool{Path: t.field("path").text, Kind: Kind(t.field("kind").text), ID: t.field("id").text, Refused: t.field("refused").text}
+	}
+	if r := v.field("remote"); r.kind == '{' {
+		c.Remote = &Remote{Socket: r.field("socket").text, Kind: r.field("kind").text, Path: r.field("path").text}
+		for _, a := range r.field("attributes").list {
+			c.Remote.Attributes = append(c.Remote.Attributes, a.text)
+		}
+	}
+	for _, m := range v.field("map").list {
+		c.Map = append(c.Map, Mapping{From: m.field("from").text, To: m.field("to").text})
 	}
 	return c, nil
 }
@@ -190,13 +221,13 @@ func ReadConfig(path string) (*Config, error) {
 func (c *Config) environ() []string {
 	var env []string
 	for _, pair := range os.Environ() { //nolint:forbidigo // A launcher is a program of its own.
-		name, value, _ := strings.Cut(pair, "=")
+		name, value, _ := cut(pair, "=")
 		switch {
-		case name == ConfigEnv || strings.HasPrefix(name, "CCACHE_"):
+		case name == ConfigEnv || hasPrefix(name, "CCACHE_"):
 			continue
 		case name == "PATH":
-			dirs := slices.DeleteFunc(strings.Split(value, ":"), func(dir string) bool { return dir == c.Bin })
-			pair = "PATH=" + strings.Join(dirs, ":")
+			dirs := slices.DeleteFunc(split(value, ":"), func(dir string) bool { return dir == c.Bin })
+			pair = "PATH=" + join(dirs, ":")
 		}
 		env = append(env, pair)
 	}
@@ -205,7 +236,7 @@ func (c *Config) environ() []string {
 
 func getenv(env []string, key string) string {
 	for _, pair := range slices.Backward(env) {
-		if value, ok := strings.CutPrefix(pair, key+"="); ok {
+		if value, ok := cutPrefix(pair, key+"="); ok {
 			return value
 		}
 	}
@@ -214,7 +245,7 @@ func getenv(env []string, key string) string {
 
 // LookPath returns the first program of a name in a list of folders, "" if there is none.
 func LookPath(name, list string) string {
-	for dir := range strings.SplitSeq(list, ":") {
+	for _, dir := range split(list, ":") {
 		file := path.Join(dir, name)
 		if info, err := os.Stat(file); path.IsAbs(dir) && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			return file
@@ -226,12 +257,14 @@ func LookPath(name, list string) string {
 // launcher is one call of a compiler.
 type launcher struct {
 	*Config
-	name   string
-	tool   Tool
-	env    []string
-	start  time.Time
-	stderr io.Writer
+	name  string
+	tool  Tool
+	env   []string
+	start time.Time
 }
+
+// say tells the user something about the launcher itself.
+func say(text string) { _, _ = os.Stderr.WriteString("kiln: compiler launcher: " + text + "\n") }
 
 // run runs the compiler and returns its exit code.
 func (l *launcher) run(args []string) int {
@@ -241,12 +274,12 @@ func (l *launcher) run(args []string) int {
 	}
 	cwd, err := os.Getwd()
 	if err != nil {
-		fmt.Fprintf(l.stderr, "kiln: compiler launcher: %v\n", err)
+		say(err.Error())
 		return 1
 	}
-	id := fmt.Sprintf("%d-%d", l.start.UnixNano(), os.Getpid())
+	id := strconv.FormatInt(l.start.UnixNano(), 10) + "-" + strconv.Itoa(os.Getpid())
 	record := Record{
-		Time: l.start.UTC(), Row: l.Row, Tool: l.name, Compiler: l.tool.ID, Source: l.canonical(absolute(cwd, call.source)),
+		Time: l.start.UTC(), Row: l.Row, Tool: l.name, Compiler: l.tool.ID, Source: l.Canonical(absolute(cwd, call.source)),
 		Object: absolute(cwd, call.output), Dir: cwd,
 	}
 	refused := call.refused
@@ -268,7 +301,7 @@ func (l *launcher) run(args []string) int {
 		argv = slices.Concat([]string{l.CCache, l.tool.Path}, shared)
 		stop, err := cc.connect()
 		if err != nil {
-			fmt.Fprintf(l.stderr, "kiln: compiler launcher: remote cache: %v; going on without\n", err)
+			say("remote cache: " + err.Error() + "; going on without")
 		}
 		defer stop()
 	} else {
@@ -299,7 +332,7 @@ func (l *launcher) run(args []string) int {
 		state, err = run(argv[1:], l.env)
 	}
 	if err != nil {
-		fmt.Fprintf(l.stderr, "kiln: compiler launcher: %v\n", err)
+		say(err.Error())
 		return 126
 	}
 	record.Seconds, record.CPUSeconds, record.PeakMemoryBytes = time.Since(began).Seconds(), (state.cpu + passes).Seconds(), state.peakBytes
@@ -314,7 +347,7 @@ func (l *launcher) run(args []string) int {
 	}
 	if deps.path != "" && record.ExitCode == 0 {
 		if err := deps.finish(); err != nil {
-			fmt.Fprintf(l.stderr, "kiln: compiler launcher: dependency list: %v\n", err)
+			say("dependency list: " + err.Error())
 			return 1
 		}
 		record.Deps = deps.kept
@@ -331,8 +364,8 @@ func (l *launcher) run(args []string) int {
 		record.Command = append([]string{l.tool.Path}, argv[2:]...)
 	}
 	// A record that cannot be written is no reason to fail a compile that worked.
-	if err := record.append(l.Calls); err != nil {
-		fmt.Fprintf(l.stderr, "kiln: compiler launcher: record: %v\n", err)
+	if err := record.Append(l.Calls); err != nil {
+		say("record: " + err.Error())
 	}
 	slot.done(&record)
 	return record.ExitCode
@@ -348,7 +381,7 @@ func (l *launcher) devices(call *call, cwd, temp string) (lists []byte, digest s
 		return nil, "", 0, err
 	}
 	if code := state.exitCode(); code != 0 {
-		return nil, "", state.cpu, fmt.Errorf("%s -M ended with %d", l.name, code)
+		return nil, "", state.cpu, errors.New(l.name + " -M ended with " + strconv.Itoa(code))
 	}
 	if lists, err = os.ReadFile(temp); err != nil {
 		return nil, "", state.cpu, err
@@ -357,16 +390,18 @@ func (l *launcher) devices(call *call, cwd, temp string) (lists []byte, digest s
 	if len(files) == 0 {
 		return nil, "", state.cpu, errors.New("nothing was listed")
 	}
-	h := sha256.New()
+	var read []byte
 	for _, file := range files {
 		full := absolute(cwd, file)
-		sum := digestFile(full)
-		if sum == "" {
-			return nil, "", state.cpu, fmt.Errorf("%s cannot be read", full)
+		text, err := os.ReadFile(full)
+		if err != nil {
+			return nil, "", state.cpu, err
 		}
-		fmt.Fprintf(h, "%s %s\n", l.canonical(path.Clean(full)), sum)
+		sum := sha256(text)
+		read = append(read, l.Canonical(path.Clean(full))+" "+hexadecimal(sum[:])+"\n"...)
 	}
-	return slices.Concat([]byte("\n"), lists), hex.EncodeToString(h.Sum(nil)[:16]), state.cpu, nil
+	sum := sha256(read)
+	return slices.Concat([]byte("\n"), lists), hexadecimal(sum[:16]), state.cpu, nil
 }
 
 // rewrite returns the arguments that are shared: headers at their canonical places, no folder of this row in what is
@@ -387,7 +422,7 @@ func (l *launcher) rewrite(call *call, cwd string, deps depFile) []string {
 func (l *launcher) mapped(call *call, args []string) []string {
 	return mapPaths(call.kind, args, func(path string) string {
 		for _, m := range l.Map {
-			if rest, ok := strings.CutPrefix(path, m.From); ok && (rest == "" || rest[0] == '/') {
+			if rest, ok := cutPrefix(path, m.From); ok && (rest == "" || rest[0] == '/') {
 				return m.To + rest
 			}
 		}
@@ -395,9 +430,9 @@ func (l *launcher) mapped(call *call, args []string) []string {
 	})
 }
 
-// canonical names a path as the container of any row would.
-func (l *launcher) canonical(path string) string {
-	if rest, ok := strings.CutPrefix(path, l.Work); ok && (rest == "" || rest[0] == '/') {
+// Canonical names a path as the container of any row would.
+func (c *Config) Canonical(path string) string {
+	if rest, ok := cutPrefix(path, c.Work); ok && (rest == "" || rest[0] == '/') {
 		return CanonicalWork + rest
 	}
 	return path
@@ -410,9 +445,9 @@ func (l *launcher) canonicalArgs(args []string) []string {
 		switch a := args[i]; {
 		case (a == "-o" || a == "-MF" || a == "-MT") && i+1 < len(args):
 			i++
-		case a == "-MD", strings.HasPrefix(a, "-ffile-prefix-map="):
+		case a == "-MD", hasPrefix(a, "-ffile-prefix-map="):
 		case l.Work != CanonicalWork:
-			out = append(out, strings.ReplaceAll(a, l.Work, CanonicalWork))
+			out = append(out, replaceAll(a, l.Work, CanonicalWork))
 		default:
 			out = append(out, a)
 		}
@@ -425,6 +460,15 @@ func absolute(dir, file string) string {
 		return file
 	}
 	return path.Join(dir, file)
+}
+
+func hexadecimal(b []byte) string {
+	const digits = "0123456789abcdef"
+	out := make([]byte, 0, 2*len(b))
+	for _, c := range b {
+		out = append(out, digits[c>>4], digits[c&15])
+	}
+	return string(out)
 }
 
 func copyFile(from, to string) error {

@@ -1,4 +1,4 @@
-package launcher
+package launcher_test
 
 import (
 	"bytes"
@@ -16,6 +16,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kiln-build/kiln/build/calls"
+	"github.com/kiln-build/kiln/build/launcher"
 )
 
 // The test binary is a launcher too: see init.
@@ -24,7 +27,7 @@ import (
 type bench struct {
 	t      testing.TB
 	dir    string
-	config Config
+	config launcher.Config
 }
 
 func newBench(t testing.TB) *bench {
@@ -56,11 +59,11 @@ func newBench(t testing.TB) *bench {
 	if err := os.Symlink(filepath.Join(work, "venv/lib/site"), filepath.Join(work, "site")); err != nil {
 		t.Fatal(err)
 	}
-	b.config = Config{
-		Row: "row", Package: "demo", Version: "1.0", Work: work, Bin: filepath.Join(work, "bin"), Tools: map[string]Tool{"g++": {Path: gcc, Kind: GCC, ID: "gcc"}},
+	b.config = launcher.Config{
+		Row: "row", Package: "demo", Version: "1.0", Work: work, Bin: filepath.Join(work, "bin"), Tools: map[string]launcher.Tool{"g++": {Path: gcc, Kind: launcher.GCC, ID: "gcc"}},
 		CCache: cc, CacheDir: filepath.Join(b.dir, "cache"), CacheBytes: 1e9, Calls: filepath.Join(work, "calls.jsonl"),
 		Deps: filepath.Join(work, "deps"), Temp: filepath.Join(work, "tmp"),
-		Map: []Mapping{{From: filepath.Join(work, "venv/lib/site"), To: filepath.Join(work, "site")}},
+		Map: []launcher.Mapping{{From: filepath.Join(work, "venv/lib/site"), To: filepath.Join(work, "site")}},
 	}
 	b.write("venv/lib/site/inc/x.h", "#define X 1\n")
 	b.write("source/a.cpp", "#include <x.h>\n#include <map>\n#include <string>\nstd::map<std::string, int> f() { return {{__FILE__, X + ROUND}}; }\n")
@@ -87,7 +90,7 @@ func (b *bench) command(args ...string) *exec.Cmd {
 	}
 	cmd := exec.CommandContext(b.t.Context(), filepath.Join(b.config.Bin, "g++"), args...)
 	cmd.Dir = filepath.Join(b.config.Work, "source")
-	cmd.Env = []string{"PATH=" + b.config.Bin + ":/usr/local/bin:/usr/bin:/bin", ConfigEnv + "=" + path, "HOME=" + b.dir, "LC_ALL=C.UTF-8"}
+	cmd.Env = []string{"PATH=" + b.config.Bin + ":/usr/local/bin:/usr/bin:/bin", launcher.ConfigEnv + "=" + path, "HOME=" + b.dir, "LC_ALL=C.UTF-8"}
 	return cmd
 }
 
@@ -97,7 +100,7 @@ func (b *bench) args(round int, object string, more ...string) []string {
 }
 
 // compile runs the launcher and returns the object and the last record.
-func (b *bench) compile(round int, object string, more ...string) ([]byte, Record) {
+func (b *bench) compile(round int, object string, more ...string) ([]byte, launcher.Record) {
 	b.t.Helper()
 	cmd := b.command(b.args(round, object, more...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -107,7 +110,7 @@ func (b *bench) compile(round int, object string, more ...string) ([]byte, Recor
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	records, err := ReadRecords(b.config.Calls)
+	records, err := calls.ReadRecords(b.config.Calls)
 	if err != nil || len(records) == 0 {
 		b.t.Fatalf("records: %v, %v", records, err)
 	}
@@ -119,11 +122,11 @@ func TestLauncherShares(t *testing.T) {
 	one, two := newBench(t), newBench(t)
 	two.config.CacheDir = one.config.CacheDir
 	first, r := one.compile(1, "build.cp311.o", "-g")
-	if r.Result != Miss || r.PeakMemoryBytes < 1<<20 || r.ObjectBytes != int64(len(first)) || r.Source != "/kiln/work/source/a.cpp" {
+	if r.Result != launcher.Miss || r.PeakMemoryBytes < 1<<20 || r.ObjectBytes != int64(len(first)) || r.Source != "/kiln/work/source/a.cpp" {
 		t.Errorf("first call: %+v", r)
 	}
 	second, r2 := two.compile(1, "build.cp313.o", "-g", "-MMD", "-MF", "list.d")
-	if r2.Result != Hit || !bytes.Equal(first, second) {
+	if r2.Result != launcher.Hit || !bytes.Equal(first, second) {
 		t.Errorf("second call: %+v, same bytes: %v", r2, bytes.Equal(first, second))
 	}
 	for _, dir := range []string{one.dir, two.dir} {
@@ -135,8 +138,8 @@ func TestLauncherShares(t *testing.T) {
 	if err != nil || !strings.HasPrefix(string(list), "build.cp313.o: a.cpp") || !strings.Contains(string(list), "site/inc/x.h") {
 		t.Errorf("dependency list: %v\n%s", err, list)
 	}
-	in, err := Collect(&two.config)
-	other, err1 := Collect(&one.config)
+	in, err := calls.Collect(&two.config)
+	other, err1 := calls.Collect(&one.config)
 	if err1 != nil || other.Calls[0].Key == "" || other.Calls[0].Key != in.Calls[0].Key {
 		t.Errorf("keys of one compile: %v, %v, %v", err1, other.Calls, in.Calls)
 	}
@@ -144,24 +147,24 @@ func TestLauncherShares(t *testing.T) {
 		t.Errorf("inputs: %v, %+v", err, in)
 	}
 
-	if _, r := two.compile(2, "x.o"); r.Result != Miss {
+	if _, r := two.compile(2, "x.o"); r.Result != launcher.Miss {
 		t.Errorf("another argument: %s", r.Result)
 	}
 	two.write("venv/lib/site/inc/x.h", "#define X 2\n")
 	changed, r := two.compile(1, "x.o", "-g")
-	if r.Result != Miss || bytes.Equal(changed, first) {
+	if r.Result != launcher.Miss || bytes.Equal(changed, first) {
 		t.Errorf("another header: %s", r.Result)
 	}
-	two.config.Tools["g++"] = Tool{Path: two.config.Tools["g++"].Path, Kind: GCC, ID: "another"}
-	if _, r := two.compile(1, "x.o"); r.Result != Miss {
+	two.config.Tools["g++"] = launcher.Tool{Path: two.config.Tools["g++"].Path, Kind: launcher.GCC, ID: "another"}
+	if _, r := two.compile(1, "x.o"); r.Result != launcher.Miss {
 		t.Errorf("another compiler: %s", r.Result)
 	}
-	two.config.Remote = &Remote{Socket: filepath.Join(two.dir, "none"), Kind: "http"}
-	if _, r := two.compile(3, "x.o"); r.Result != Miss || r.Remote {
+	two.config.Remote = &launcher.Remote{Socket: filepath.Join(two.dir, "none"), Kind: "http"}
+	if _, r := two.compile(3, "x.o"); r.Result != launcher.Miss || r.Remote {
 		t.Errorf("a remote cache that does not answer: %s %s", r.Result, r.Why)
 	}
 	two.config.CCache = ""
-	if _, r := two.compile(1, "x.o"); r.Result != Bypass || r.Why != "there is no ccache here" {
+	if _, r := two.compile(1, "x.o"); r.Result != launcher.Bypass || r.Why != "there is no ccache here" {
 		t.Errorf("without ccache: %s, %s", r.Result, r.Why)
 	}
 }
@@ -175,8 +178,8 @@ func TestLauncherFails(t *testing.T) {
 	if !ok || e.ExitCode() != 1 || !bytes.Contains(out, []byte("no_such_thing")) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	records, err := ReadRecords(b.config.Calls)
-	if err != nil || len(records) != 1 || records[0].Result != Failed || records[0].ExitCode != 1 {
+	records, err := calls.ReadRecords(b.config.Calls)
+	if err != nil || len(records) != 1 || records[0].Result != launcher.Failed || records[0].ExitCode != 1 {
 		t.Errorf("records %+v, %v", records, err)
 	}
 	if out, err := b.command("--version").Output(); err != nil || len(out) == 0 {
@@ -207,10 +210,10 @@ func TestLauncherHIP(t *testing.T) {
 	if err := os.Symlink(self, filepath.Join(b.config.Bin, "hipcc")); err != nil {
 		t.Fatal(err)
 	}
-	b.config.Tools["hipcc"] = Tool{Path: tool, Kind: HIPCC, ID: "hip"}
+	b.config.Tools["hipcc"] = launcher.Tool{Path: tool, Kind: launcher.HIPCC, ID: "hip"}
 	b.write("source/a.hip", "int f() { return DEV; }\n")
 	b.write("source/dev.h", "1")
-	compile := func() (object string, r Record) {
+	compile := func() (object string, r launcher.Record) {
 		t.Helper()
 		cmd := b.command("-c", "a.hip", "-o", "a.o", "--offload-arch=gfx90a", "-MMD", "-MF", "a.d")
 		cmd.Path = filepath.Join(b.config.Bin, "hipcc")
@@ -226,29 +229,29 @@ func TestLauncherHIP(t *testing.T) {
 		if err != nil || !strings.HasPrefix(string(list), "a.o: a.hip") || strings.Contains(string(list), "dev.h") {
 			t.Errorf("the caller's list: %v\n%s", err, list)
 		}
-		records, err := ReadRecords(b.config.Calls)
+		records, err := calls.ReadRecords(b.config.Calls)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return string(text), records[len(records)-1]
 	}
 	first, r := compile()
-	if r.Result != Miss {
+	if r.Result != launcher.Miss {
 		t.Errorf("first call: %+v", r)
 	}
-	if again, r := compile(); r.Result != Hit || again != first {
+	if again, r := compile(); r.Result != launcher.Hit || again != first {
 		t.Errorf("second call: %s %s", r.Result, r.Why)
 	}
 	b.write("source/dev.h", "2")
-	if other, r := compile(); r.Result != Miss || other == first {
+	if other, r := compile(); r.Result != launcher.Miss || other == first {
 		t.Errorf("a header of the GPU's alone was changed: %s, same object: %v", r.Result, other == first)
 	}
-	in, err := Collect(&b.config)
+	in, err := calls.Collect(&b.config)
 	if err != nil || !slices.Contains(in.Files, "/kiln/work/source/dev.h") || in.Calls[0].Key == "" {
 		t.Errorf("inputs: %v, %+v", err, in)
 	}
 	b.write("source/broken", "")
-	if _, r := compile(); r.Result != Bypass || !strings.HasPrefix(r.Why, "what its passes for GPUs read is not known") {
+	if _, r := compile(); r.Result != launcher.Bypass || !strings.HasPrefix(r.Why, "what its passes for GPUs read is not known") {
 		t.Errorf("without lists: %s %s", r.Result, r.Why)
 	}
 }
@@ -266,25 +269,25 @@ func TestLauncherWithoutPool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	asked := make(chan SlotRequest, 1)
+	asked := make(chan launcher.SlotRequest, 1)
 	go func() {
 		conn, err := listener.Accept()
 		if err != nil {
 			return
 		}
-		var r SlotRequest
+		var r launcher.SlotRequest
 		_ = json.NewDecoder(conn).Decode(&r)
 		asked <- r
 		conn.Close() // killed
 		listener.Close()
 	}()
-	if _, r := b.compile(1, "a.o"); r.Result != Miss {
+	if _, r := b.compile(1, "a.o"); r.Result != launcher.Miss {
 		t.Errorf("%s %s", r.Result, r.Why)
 	}
 	if r := <-asked; r.File != "demo /kiln/work/source/a.cpp gcc" || r.Unit == "" || r.CPU != 1 {
 		t.Errorf("asked for %+v", r)
 	}
-	if _, r := b.compile(1, "a.o"); r.Result != Hit {
+	if _, r := b.compile(1, "a.o"); r.Result != launcher.Hit {
 		t.Errorf("without a socket: %s %s", r.Result, r.Why)
 	}
 }

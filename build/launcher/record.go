@@ -1,11 +1,6 @@
 package launcher
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
 	"os"
 	"time"
 )
@@ -55,52 +50,45 @@ type Record struct {
 	Command []string `json:"command,omitempty"`
 }
 
-// append adds the record to a file, as one line in one write, so that several launchers may do so at once.
-func (r *Record) append(path string) error {
-	line, err := json.Marshal(r)
-	if err != nil {
-		return err
+// encode writes the record as JSON.
+func (r *Record) encode() []byte {
+	var o object
+	o.string("time", r.Time.Format(time.RFC3339Nano))
+	o.string("row", r.Row)
+	o.string("tool", r.Tool)
+	o.optional("compiler", r.Compiler)
+	o.string("source", r.Source)
+	o.string("result", string(r.Result))
+	o.optional("why", r.Why)
+	if r.Remote {
+		o.raw("remote", "true")
 	}
+	o.strings("args", r.Args)
+	o.optional("deps", r.Deps)
+	o.string("dir", r.Dir)
+	o.string("object", r.Object)
+	o.int("object_bytes", r.ObjectBytes)
+	o.float("wait_seconds", r.WaitSeconds)
+	o.float("seconds", r.Seconds)
+	o.float("cpu_seconds", r.CPUSeconds)
+	o.int("peak_memory_bytes", r.PeakMemoryBytes)
+	o.int("exit_code", int64(r.ExitCode))
+	o.optional("kept", r.Kept)
+	if len(r.Command) > 0 {
+		o.strings("command", r.Command)
+	}
+	return o.end()
+}
+
+// Append adds the record to a file, as one line in one write, so that several launchers may do so at once.
+func (r *Record) Append(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(append(line, '\n'))
+	_, err = f.Write(r.encode())
 	if e := f.Close(); err == nil {
 		err = e
 	}
 	return err
-}
-
-// ReadRecords reads the records of a row. A file that is not there has none; a line that a killed launcher
-// left unfinished is dropped.
-func ReadRecords(path string) ([]Record, error) {
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return parseRecords(text)
-}
-
-func parseRecords(text []byte) ([]Record, error) {
-	var records []Record
-	n := 0
-	for line := range bytes.Lines(text) {
-		n++
-		if len(bytes.TrimSpace(line)) == 0 {
-			continue
-		}
-		var r Record
-		if err := json.Unmarshal(line, &r); err != nil {
-			if _, torn := errors.AsType[*json.SyntaxError](err); torn {
-				continue
-			}
-			return nil, fmt.Errorf("call %d: %w", n, err)
-		}
-		records = append(records, r)
-	}
-	return records, nil
 }

@@ -1,11 +1,8 @@
 package launcher
 
 import (
-	"bufio"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"io"
+	"slices"
 )
 
 // SlotRequest is the first line that a launcher sends to the pool. The answer is a line, when there is room; the slot
@@ -28,6 +25,23 @@ type SlotReport struct {
 	PeakMemoryBytes int64   `json:"peak_memory_bytes"`
 }
 
+func (r *SlotRequest) encode() []byte {
+	var o object
+	o.string("row", r.Row)
+	o.string("file", r.File)
+	o.optional("unit", r.Unit)
+	o.int("cpu", int64(r.CPU))
+	o.int("memory_bytes", r.MemoryBytes)
+	return o.end()
+}
+
+func (r *SlotReport) encode() []byte {
+	var o object
+	o.string("result", string(r.Result))
+	o.int("peak_memory_bytes", r.PeakMemoryBytes)
+	return o.end()
+}
+
 // slot is a place in the pool; nil connection means that there is no pool.
 type slot struct{ conn io.ReadWriteCloser }
 
@@ -44,25 +58,33 @@ func (l *launcher) acquire(r *Record, call *call) *slot {
 		Row: l.Row, File: l.Package + " " + r.Source + " " + string(l.tool.Kind), CPU: call.threads, MemoryBytes: l.MemoryBytes * int64(call.threads),
 	}
 	if l.tool.Refused == "" && call.refused == "" && l.CCache != "" {
-		h := sha256.New()
-		_ = json.NewEncoder(h).Encode([]any{l.Package, l.Version, r.Compiler, r.Source, r.Args})
-		request.Unit = hex.EncodeToString(h.Sum(nil)[:16])
+		var o object
+		o.strings("unit", []string{l.Package, l.Version, r.Compiler, r.Source})
+		o.strings("args", r.Args)
+		sum := sha256(o.end())
+		request.Unit = hexadecimal(sum[:16])
 	}
-	if json.NewEncoder(conn).Encode(request) != nil {
+	if _, err := conn.Write(request.encode()); err != nil {
 		_ = conn.Close()
 		return &slot{}
 	}
-	if _, err := bufio.NewReader(conn).ReadString('\n'); err != nil {
-		_ = conn.Close()
-		return &slot{}
+	for answer := make([]byte, 16); ; {
+		n, err := conn.Read(answer)
+		if err != nil {
+			_ = conn.Close()
+			return &slot{}
+		}
+		if slices.Contains(answer[:n], '\n') {
+			return &slot{conn}
+		}
 	}
-	return &slot{conn}
 }
 
 // done says how it went and gives the place back.
 func (s *slot) done(r *Record) {
 	if s.conn != nil {
-		_ = json.NewEncoder(s.conn).Encode(SlotReport{Result: r.Result, PeakMemoryBytes: r.PeakMemoryBytes})
+		report := SlotReport{Result: r.Result, PeakMemoryBytes: r.PeakMemoryBytes}
+		_, _ = s.conn.Write(report.encode())
 	}
 	s.close()
 }

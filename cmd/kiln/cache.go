@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
@@ -221,11 +222,11 @@ func (a *app) printCacheStats(stats *cacheStats) error {
 
 // explanation is why the keys of a file differ between two rows.
 type explanation struct {
-	File string              `json:"file"`
-	Rows [2]string           `json:"rows"`
-	Keys [2]string           `json:"keys"`
-	Same bool                `json:"same"`
-	Diff launcher.Difference `json:"difference"`
+	File string           `json:"file"`
+	Rows [2]string        `json:"rows"`
+	Keys [2]string        `json:"keys"`
+	Same bool             `json:"same"`
+	Diff calls.Difference `json:"difference"`
 }
 
 func (a *app) cacheExplainCommand(state *string) *cobra.Command {
@@ -254,8 +255,8 @@ With the SPEC of a module alone it says why kiln jit would compile it again, as 
 				return err
 			}
 			e := explanation{File: args[0]}
-			var units [2]*launcher.Unit
-			var rows [2]*launcher.Inputs
+			var units [2]*calls.Unit
+			var rows [2]*calls.Inputs
 			for i, name := range args[1:] {
 				if rows[i], err = findCalls(all, name); err != nil {
 					return err
@@ -269,7 +270,7 @@ With the SPEC of a module alone it says why kiln jit would compile it again, as 
 			e.File = strings.TrimPrefix(units[0].Source, launcher.CanonicalWork+"/source/")
 			e.Same = e.Keys[0] != "" && e.Keys[0] == e.Keys[1]
 			if !e.Same {
-				e.Diff = launcher.Explain(rows[0], rows[1], units[0], units[1])
+				e.Diff = calls.Explain(rows[0], rows[1], units[0], units[1])
 			}
 			if asJSON {
 				return a.printJSON(e)
@@ -296,7 +297,7 @@ func noSuchFile(file, row string, names []string) error {
 }
 
 // findCalls returns the calls of one row by its id or a pattern that fits one row only.
-func findCalls(all []*launcher.Inputs, name string) (*launcher.Inputs, error) {
+func findCalls(all []*calls.Inputs, name string) (*calls.Inputs, error) {
 	ids := make([]string, len(all))
 	for i, in := range all {
 		ids[i] = in.Row
@@ -309,7 +310,7 @@ func findCalls(all []*launcher.Inputs, name string) (*launcher.Inputs, error) {
 }
 
 // lines says it for people.
-func (e *explanation) lines(units [2]*launcher.Unit) []string {
+func (e *explanation) lines(units [2]*calls.Unit) []string {
 	out := []string{e.File}
 	for i, row := range e.Rows {
 		u := units[i]

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/internal/fsx"
 )
@@ -49,7 +50,7 @@ func (a *app) launcherCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			in, err := launcher.Collect(config)
+			in, err := calls.Collect(config)
 			if err != nil {
 				return err
 			}

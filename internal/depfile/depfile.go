@@ -1,8 +1,6 @@
 // Package depfile reads and writes the dependency lists of compilers: rules of make that name an object and the files that were
-// read for it. It imports next to nothing, so that a compiler launcher starts at once.
+// read for it. It imports nothing, so that a compiler launcher starts at once.
 package depfile
-
-import "strings"
 
 // Parse returns the files of a dependency list, without the targets, in order and without repetitions. Text that is no such list
 // gives whatever can be read in it.
@@ -22,7 +20,7 @@ func Parse(text []byte) []string {
 		word = word[:0]
 		switch {
 		case !inFiles:
-			inFiles = strings.HasSuffix(name, ":") // "a.o:", and "a.o :" of nvcc
+			inFiles = name[len(name)-1] == ':' // "a.o:", and "a.o :" of nvcc
 		case !seen[name]:
 			seen[name] = true
 			files = append(files, name)
@@ -74,9 +72,6 @@ func Parse(text []byte) []string {
 
 // Escape writes a name as [Parse] reads it, with a blank or a colon behind it.
 func Escape(name string) string {
-	if !strings.ContainsAny(name, " \t#$") {
-		return name
-	}
 	var out []byte
 	slashes := 0
 	for i := range len(name) {

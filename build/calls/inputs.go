@@ -1,4 +1,6 @@
-package launcher
+// Package calls reads what compiler launchers have written down: every call of a row, what it read, and what made the compiles of
+// two rows differ. It is apart from the launchers because they must start at once, and this takes packages that do not.
+package calls
 
 import (
 	"crypto/sha256"
@@ -11,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/internal/depfile"
 )
 
@@ -33,12 +36,12 @@ const InputsFormat = "kiln-inputs/1"
 
 // Unit is one compile of a row.
 type Unit struct {
-	Source   string   `json:"source"`
-	Tool     string   `json:"tool"`
-	Compiler string   `json:"compiler,omitempty"`
-	Args     []string `json:"args"`
-	Result   Outcome  `json:"result"`
-	Why      string   `json:"why,omitempty"`
+	Source   string           `json:"source"`
+	Tool     string           `json:"tool"`
+	Compiler string           `json:"compiler,omitempty"`
+	Args     []string         `json:"args"`
+	Result   launcher.Outcome `json:"result"`
+	Why      string           `json:"why,omitempty"`
 	// Key is a digest of everything that decides: equal keys are one compile. Empty if the call went past the cache.
 	Key         string  `json:"key,omitempty"`
 	Seconds     float64 `json:"seconds"`
@@ -57,13 +60,12 @@ func (in *Inputs) Digest(i int) string {
 }
 
 // Collect reads the records of a row and digests what was read, each file once. It has to run where the compilers ran.
-func Collect(c *Config) (*Inputs, error) {
+func Collect(c *launcher.Config) (*Inputs, error) {
 	records, err := ReadRecords(c.Calls)
 	if err != nil {
 		return nil, err
 	}
 	in := &Inputs{Format: InputsFormat, Row: c.Row, Package: c.Package, Made: time.Now().UTC()}
-	l := &launcher{Config: c}
 	index := map[string]int{}
 	for _, r := range records {
 		u := Unit{
@@ -72,8 +74,11 @@ func Collect(c *Config) (*Inputs, error) {
 		}
 		if text, err := os.ReadFile(r.Deps); r.Deps != "" && err == nil {
 			for _, file := range depfile.Parse(text) {
-				full := absolute(r.Dir, file)
-				name := l.canonical(path.Clean(full))
+				full := file
+				if !path.IsAbs(full) {
+					full = path.Join(r.Dir, full)
+				}
+				name := c.Canonical(path.Clean(full))
 				i, ok := index[name]
 				if !ok {
 					i = len(in.Files)
@@ -84,7 +89,7 @@ func Collect(c *Config) (*Inputs, error) {
 				u.Read = append(u.Read, i)
 			}
 		}
-		if u.Result == Hit || u.Result == Miss {
+		if u.Result == launcher.Hit || u.Result == launcher.Miss {
 			u.Key = in.key(&u)
 		}
 		in.Calls = append(in.Calls, u)
@@ -140,7 +145,7 @@ func (in *Inputs) Find(file string) (*Unit, []string) {
 	var names, all []string
 	for i := range in.Calls {
 		u := &in.Calls[i]
-		name := strings.TrimPrefix(u.Source, CanonicalWork+"/source/")
+		name := strings.TrimPrefix(u.Source, launcher.CanonicalWork+"/source/")
 		all = append(all, name)
 		if name == file {
 			return u, nil

@@ -47,9 +47,9 @@ type slurmConfig struct {
 	// CPUs and Memory are what a row may use at most.
 	CPUs   int    `json:"cpus"`
 	Memory string `json:"memory"`
-	// MaxRunning limits the tasks of an array that run at once, MaxQueued all rows that Slurm has.
-	MaxRunning int `json:"max_running"`
-	MaxQueued  int `json:"max_queued"`
+	// MaxPerArray limits the tasks of one array that run at once, MaxQueued all rows that Slurm has, running ones among them.
+	MaxPerArray int `json:"max_running_per_array"`
+	MaxQueued   int `json:"max_queued"`
 	// Scratch is a folder of each node's own. CacheRemote is the compile cache of the site.
 	Scratch     string `json:"scratch"`
 	CacheRemote string `json:"cache_remote"`
@@ -91,7 +91,7 @@ func readSlurmConfig(name string) (*slurmConfig, error) {
 		if field, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
 			field = strings.Trim(field, `"`)
 			near := diag.Suggest(field, []string{
-				"partition", "account", "qos", "constraint", "args", "sandbox", "prefix", "cpus", "memory", "max_running", "max_queued", "scratch",
+				"partition", "account", "qos", "constraint", "args", "sandbox", "prefix", "cpus", "memory", "max_running_per_array", "max_queued", "scratch",
 				"cache_remote", "time_limit", "grace", "poll", "beat",
 			})
 			if near != "" {
@@ -104,8 +104,8 @@ func readSlurmConfig(name string) (*slurmConfig, error) {
 	if !slices.Contains([]string{"", "host", "podman", "docker"}, c.Sandbox) {
 		return nil, fmt.Errorf("%s: sandbox %q: use host, podman or docker", name, c.Sandbox)
 	}
-	if c.CPUs < 0 || c.MaxRunning < 0 || c.MaxQueued < 0 {
-		return nil, fmt.Errorf("%s: cpus, max_running and max_queued are not negative", name)
+	if c.CPUs < 0 || c.MaxPerArray < 0 || c.MaxQueued < 0 {
+		return nil, fmt.Errorf("%s: cpus, max_running_per_array and max_queued are not negative", name)
 	}
 	return c, nil
 }
@@ -157,15 +157,17 @@ func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (
 	if err != nil {
 		return opts, err
 	}
-	program, err := shareProgram(opts.Kiln, filepath.Join(state, "bin"))
+	programs := filepath.Join(state, "bin")
+	program, err := shareProgram(opts.Kiln, programs)
 	if err != nil {
 		return opts, fmt.Errorf("show kiln to the nodes: %w", err)
 	}
 	limit := cmp.Or(time.Duration(config.TimeLimit), site.TimeLimit)
 	runner, err := slurm.New(slurm.Options{
 		Dir: filepath.Join(state, "slurm"), Owner: ownerName(owner), Worker: workerCommand(cmd, program, f, config, opts.Remote.URL), Prefix: config.Prefix, Env: env,
+		Programs:  programs,
 		Partition: config.Partition, Account: config.Account, QOS: config.QOS, Constraint: config.Constraint, Args: slices.Concat(config.Args, f.slurmArgs),
-		MaxRunning: config.MaxRunning, MaxTasks: min(cmp.Or(site.MaxArray, slurmTasks), slurmTasks), TimeLimit: limit, Grace: time.Duration(config.Grace), Poll: time.Duration(config.Poll),
+		MaxPerArray: config.MaxPerArray, MaxTasks: min(cmp.Or(site.MaxArray, slurmTasks), slurmTasks), TimeLimit: limit, Grace: time.Duration(config.Grace), Poll: time.Duration(config.Poll),
 		Beat: time.Duration(config.Beat), Log: a.log,
 	})
 	opts.Cluster = runner

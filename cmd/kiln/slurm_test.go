@@ -20,8 +20,8 @@ func TestSlurmConfig(t *testing.T) {
 		}
 		return name
 	}
-	got, err := readSlurmConfig(write(`{"partition": "cpu", "args": ["--nice"], "sandbox": "podman", "max_running": 3, "poll": "90s"}`))
-	want := &slurmConfig{Partition: "cpu", Args: []string{"--nice"}, Sandbox: "podman", MaxRunning: 3, Poll: duration(90 * time.Second)}
+	got, err := readSlurmConfig(write(`{"partition": "cpu", "args": ["--nice"], "sandbox": "podman", "max_running_per_array": 3, "poll": "90s"}`))
+	want := &slurmConfig{Partition: "cpu", Args: []string{"--nice"}, Sandbox: "podman", MaxPerArray: 3, Poll: duration(90 * time.Second)}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -112,5 +113,50 @@ func TestRestartOtherPlan(t *testing.T) {
 		if s.fake.calls["scancel"] == 0 {
 			t.Error("nothing was canceled")
 		}
+	})
+}
+
+// TestPrograms: a program is kept as long as a job may start it, and no longer.
+func TestPrograms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 1, 8)
+		s.opts.Programs = filepath.Join(s.dir, "it's bin")
+		if err := os.Mkdir(s.opts.Programs, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		use := func(name string) {
+			s.opts.Worker = []string{filepath.Join(s.opts.Programs, name), "slurm-worker"}
+			if err := os.WriteFile(s.opts.Worker[0], nil, 0o777); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := func(when string, names ...string) {
+			t.Helper()
+			entries, err := os.ReadDir(s.opts.Programs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, e := range entries {
+				got = append(got, e.Name())
+			}
+			if !slices.Equal(got, names) {
+				t.Errorf("%s: %q, want %q", when, got, names)
+			}
+		}
+		use("kiln-1")
+		use("kiln-2")
+		jobs := []engine.Job{row("a", 600, 4), row("b", 600, 4), row("c", 600, 4)}
+		s.crash(3*time.Minute, jobs)
+		want("nothing has run kiln-1", "kiln-2")
+		use("kiln-3")
+		time.AfterFunc(time.Minute, func() { want("with jobs of kiln-2", "kiln-2", "kiln-3") })
+		report, err := s.start(t.Context(), jobs...)
+		s.finish(report, err)
+		use("kiln-4")
+		if _, err := s.start(t.Context(), jobs...); err != nil {
+			t.Fatal(err)
+		}
+		want("without jobs", "kiln-4")
 	})
 }

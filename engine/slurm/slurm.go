@@ -43,6 +43,9 @@ type Options struct {
 	Owner string
 	// Worker is the command that a job runs; the folder of the batch is added as its last argument. It has to call [Work].
 	Worker []string
+	// Programs is a folder with the program of Worker and with those of earlier processes; what no job needs any more is removed from it. Empty
+	// means that there is none.
+	Programs string
 	// Prefix stands before Worker: "apptainer", "exec", "image.sif".
 	Prefix []string
 	// WorkDir is the jobs' working folder; empty means that of this process.
@@ -54,8 +57,9 @@ type Options struct {
 	// arguments of sbatch.
 	Partition, Account, QOS, Constraint string
 	Args                                []string
-	// MaxRunning is how many tasks of one array may run at once; zero means no limit.
-	MaxRunning int
+	// MaxPerArray is how many tasks of one array may run at once; zero means no limit. There may be several arrays: Jobs of
+	// [engine.Options] limits all that Slurm has.
+	MaxPerArray int
 	// MaxTasks is how many tasks an array may have; zero means 500. The cluster's MaxArraySize is a limit too.
 	MaxTasks int
 	// TimeLimit is the longest that the partition lets a job run; zero means that there is no limit. See [Site].
@@ -789,7 +793,7 @@ func (r *Runner) Sweep(ctx context.Context, _ []engine.Lost) error {
 	}
 	r.mu.Unlock()
 	if !any {
-		return nil // nothing was ever submitted, so no Slurm is needed
+		return r.sweepPrograms() // nothing was ever submitted, so no Slurm is needed
 	}
 	for {
 		queue, err := r.queueNow(ctx)
@@ -814,7 +818,43 @@ func (r *Runner) Sweep(ctx context.Context, _ []engine.Lost) error {
 		case <-time.After(min(r.opts.Poll, 2*time.Second)):
 		}
 	}
-	return r.sweepBatches(ctx)
+	if err := r.sweepBatches(ctx); err != nil {
+		return err
+	}
+	return r.sweepPrograms()
+}
+
+// sweepPrograms removes the programs that neither this process nor a job that is kept will run.
+func (r *Runner) sweepPrograms() error {
+	if r.opts.Programs == "" {
+		return nil
+	}
+	scripts, err := filepath.Glob(filepath.Join(r.opts.Dir, "*", scriptFile))
+	if err != nil {
+		return err
+	}
+	used := quote(r.opts.Worker)
+	for _, name := range scripts {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		used += string(text)
+	}
+	programs, err := os.ReadDir(r.opts.Programs)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, p := range programs {
+		path := filepath.Join(r.opts.Programs, p.Name())
+		if !p.Type().IsRegular() || strings.Contains(used, quote([]string{path})) {
+			continue
+		}
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sweepBatches waits for the workers of unwanted attempts to fall silent, and removes folders without wanted ones.

@@ -153,7 +153,7 @@ func (s *site) nothingLeft() {
 func TestArrays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, 2, 8)
-		s.opts.MaxRunning, s.opts.MaxTasks = 3, 6
+		s.opts.MaxPerArray, s.opts.MaxTasks = 3, 6
 		s.opts.Partition, s.opts.Account, s.opts.QOS, s.opts.Constraint, s.opts.Args = "gpu", "lab", "high", "avx2", []string{"--exclude=n9"}
 		var calls [][]string
 		s.opts.Command = recorder(s.fake, &calls)

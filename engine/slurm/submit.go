@@ -112,8 +112,8 @@ func (r *Runner) newBatch(tasks []*task) (*batch, error) {
 // sbatchArgs is the whole command.
 func (r *Runner) sbatchArgs(b *batch) []string {
 	array := fmt.Sprintf("--array=0-%d", len(b.Attempts)-1)
-	if r.opts.MaxRunning > 0 {
-		array += "%" + strconv.Itoa(r.opts.MaxRunning)
+	if r.opts.MaxPerArray > 0 {
+		array += "%" + strconv.Itoa(r.opts.MaxPerArray)
 	}
 	q := b.Request
 	argv := []string{

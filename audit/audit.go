@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/klauspost/compress/flate"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kiln-build/kiln/compat"
@@ -61,6 +62,8 @@ type Options struct {
 	// TempDir is where large native members are unpacked while they are looked at. Default
 	// os.TempDir.
 	TempDir string
+
+	inMemory int64 // in place of maxInMemory, if not 0
 }
 
 // Check audits a wheel or a single native library. The error is about reading the file or
@@ -170,6 +173,7 @@ func (c *checker) wheel(ctx context.Context, r io.ReaderAt, size int64, name str
 	case err != nil:
 		return err
 	}
+	w.SetInflater(flate.NewReader) // twice as fast as the standard library's
 	problems, err := w.Check(ctx, wheel.CheckOptions{NamesOnly: true})
 	if err != nil {
 		return err
@@ -180,7 +184,7 @@ func (c *checker) wheel(ctx context.Context, r io.ReaderAt, size int64, name str
 	// What is missing has been reported.
 	c.metadata, _ = w.Metadata()
 	c.info, _ = w.Info()
-	if err := c.members(ctx, w, storedMembers(r, size)); err != nil {
+	if err := c.members(ctx, w); err != nil {
 		return err
 	}
 	c.judge()
@@ -230,8 +234,8 @@ func (c *checker) single(r io.ReaderAt, size int64, name string) error {
 }
 
 // members reads every member once: compares it with RECORD and, if it is native, looks into
-// it. The stored ones are looked into where they are.
-func (c *checker) members(ctx context.Context, w *wheel.Reader, stored map[string]*io.SectionReader) error {
+// it. Large ones that are not compressed are looked into where they are.
+func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 	entries := map[string]*wheel.RecordEntry{}
 	if record, err := w.Record(); err == nil { // what is wrong with it has been reported
 		for i := range record.Entries {
@@ -250,6 +254,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader, stored map[strin
 			list = append(list, m)
 		}
 	}
+	p := spooler{dir: c.opts.TempDir, inMemory: c.opts.inMemory}
 	results := make([]result, len(list))
 	order := make([]int, len(list))
 	for i := range order {
@@ -270,21 +275,22 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader, stored map[strin
 			}
 			defer src.Close()
 			var sum hash.Hash
+			out := io.Discard
 			if entry != nil && !c.opts.SkipDigests {
-				sum = newHash(entry.Algorithm)
+				if sum = newHash(entry.Algorithm); sum != nil {
+					out = sum
+				}
 			}
 			var member *spooled
 			var kind string
 			var in io.Reader = src
-			switch section := stored[m.Name]; {
-			case section != nil && c.opts.SkipDigests:
+			section, stored := w.Stored(m.Name)
+			stored = stored && p.isLarge(m.Size)
+			switch {
+			case stored && c.opts.SkipDigests:
 				member, kind, err = inPlace(section)
-			case section != nil:
-				out := io.Discard
-				if sum != nil {
-					out = sum
-				}
-				if _, err = copyContext(gctx, out, src); err == nil {
+			case stored:
+				if _, err = p.copy(gctx, out, src, m.Size); err == nil {
 					member, kind, err = inPlace(section)
 				}
 			case c.opts.SkipDigests:
@@ -294,7 +300,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader, stored map[strin
 				}
 				fallthrough
 			default:
-				member, kind, err = spool(gctx, in, m.Size, sum, c.opts.TempDir)
+				member, kind, err = p.spool(gctx, in, m.Size, out)
 			}
 			if format, ok := errors.AsType[*wheel.FormatError](err); ok {
 				results[i].corrupt = format.Detail
@@ -310,7 +316,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader, stored map[strin
 				return nil
 			}
 			defer member.Close()
-			if m.Size > maxInMemory {
+			if p.isLarge(m.Size) {
 				large.Lock()
 				defer large.Unlock()
 			}

@@ -605,8 +605,78 @@ func TestStored(t *testing.T) {
 	}
 }
 
+// TestLargeMembers: members are seen alike in memory, in a temporary file, and in their place.
+func TestLargeMembers(t *testing.T) {
+	files := map[string][]byte{
+		moduleFile:          module(elfMaker{needed: []string{"libc.so.6"}, undefined: []string{"f@GLIBC_2.17@libc.so.6"}, rodata: strings.Repeat("x", 1<<20)}),
+		"demo/__init__.py":  bytes.Repeat([]byte("pass\n"), 100_000),
+		"demo/empty":        nil,
+		"demo/short.fatbin": []byte("MZ"),
+	}
+	deflated := makeWheel(t, linuxWheel, files)
+	changed := func(name string, data []byte) []byte {
+		if name == moduleFile || name == "demo/__init__.py" {
+			data[len(data)/2]++
+		}
+		return data
+	}
+	for name, archive := range map[string][]byte{
+		"deflated": deflated, "stored": store(t, deflated, nil), "stored, changed": store(t, deflated, changed),
+		"deflated, damaged": corruptMiddle(t, deflated, moduleFile), "stored, damaged": corruptMiddle(t, store(t, deflated, nil), moduleFile),
+	} {
+		for _, skip := range []bool{false, true} {
+			dir := t.TempDir()
+			check := func(opts audit.Options) *audit.Report {
+				t.Helper()
+				r, err := audit.CheckReader(t.Context(), bytes.NewReader(archive), int64(len(archive)), linuxWheel, opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r
+			}
+			opts := audit.Options{NoTable: true, SkipDigests: skip, TempDir: dir}
+			want := check(opts)
+			if strings.Contains(name, ",") != slices.ContainsFunc(want.Findings, func(f audit.Finding) bool { return f.Rule == audit.RuleDigest || f.Rule == audit.RuleCorrupt }) && !skip {
+				t.Errorf("%s: findings %+v", name, want.Findings)
+			}
+			got := check(audit.WithInMemory(opts, 1))
+			if name == "stored, damaged" && skip {
+				continue // what nobody reads to its end is not found to be damaged
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s, SkipDigests %v (-small +large):\n%s", name, skip, diff)
+			}
+			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+				t.Errorf("%s: left in the folder for temporary files: %v, %v", name, left, err)
+			}
+		}
+	}
+}
+
+// corruptMiddle changes a byte in the data of a member, but not its checksum.
+func corruptMiddle(t *testing.T, archive []byte, name string) []byte {
+	t.Helper()
+	z, err := zip.NewReader(bytes.NewReader(archive), int64(len(archive)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range z.File {
+		if f.Name == name {
+			off, err := f.DataOffset()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := bytes.Clone(archive)
+			out[off+int64(f.CompressedSize64/2)] ^= 0x55
+			return out
+		}
+	}
+	t.Fatalf("no member %s", name)
+	return nil
+}
+
 // store packs an archive again without compression and data descriptors, each member changed by edit, if that is not nil.
-func store(t *testing.T, archive []byte, edit func(name string, data []byte) []byte) []byte {
+func store(t testing.TB, archive []byte, edit func(name string, data []byte) []byte) []byte {
 	t.Helper()
 	in, err := zip.NewReader(bytes.NewReader(archive), int64(len(archive)))
 	if err != nil {
@@ -670,12 +740,20 @@ func FuzzWheel(f *testing.F) {
 	f.Add(makeWheel(f, linuxWheel, map[string][]byte{moduleFile: module(elfMaker{needed: []string{"libc.so.6"}, undefined: []string{"f@GLIBC_2.17@libc.so.6"}})}))
 	f.Add(makeWheel(f, linuxWheel, map[string][]byte{"demo/__init__.py": nil, "demo/x.fatbin": []byte("\x50\xed\x55\xba\x01\x00\x10\x00")}, "Requires-Dist: torch==2.6.0"))
 	f.Add([]byte("PK\x05\x06" + strings.Repeat("\x00", 18)))
+	f.Add(store(f, makeWheel(f, linuxWheel, map[string][]byte{moduleFile: module(elfMaker{undefined: []string{"f"}}), "demo/MZ.txt": []byte("MZ")}), nil))
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		opts := audit.Options{NoTable: true, Limits: wheel.Limits{Inflated: 1 << 20}}
-		r, err := audit.CheckReader(t.Context(), bytes.NewReader(data), int64(len(data)), linuxWheel, opts)
-		if err != nil {
-			t.Fatalf("an error, not a finding: %v", err)
+		opts := audit.Options{NoTable: true, Limits: wheel.Limits{Inflated: 1 << 20}, TempDir: t.TempDir()}
+		check := func(opts audit.Options) *audit.Report {
+			r, err := audit.CheckReader(t.Context(), bytes.NewReader(data), int64(len(data)), linuxWheel, opts)
+			if err != nil {
+				t.Fatalf("an error, not a finding: %v", err)
+			}
+			return r
+		}
+		r := check(opts)
+		if diff := cmp.Diff(r, check(audit.WithInMemory(opts, 1))); diff != "" {
+			t.Errorf("large members are seen differently (-small +large):\n%s", diff)
 		}
 		for i := range r.Findings {
 			if _, ok := audit.LookupRule(r.Findings[i].Rule); !ok || r.Findings[i].Message == "" {

@@ -1,21 +1,30 @@
 package audit
 
 import (
-	"archive/zip"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
-	"math"
 	"os"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // maxInMemory is the size up to which a native member is kept in memory while it is looked
 // at. Larger ones go to a temporary file: a deflated member can only be read from its
 // beginning, and the tables of a library lie at both of its ends.
 const maxInMemory = 8 << 20
+
+// A spooler reads members to their end and keeps native ones.
+type spooler struct {
+	dir      string // for large ones
+	inMemory int64  // what is not large; 0 means maxInMemory
+}
+
+// isLarge says whether a member is not kept in memory.
+func (p spooler) isLarge(size int64) bool { return size > cmp.Or(p.inMemory, maxInMemory) }
 
 // A spooled member can be read at any place.
 type spooled struct {
@@ -52,76 +61,50 @@ func magicOf(b []byte) string {
 	return ""
 }
 
-// storedMembers are the large members of an archive that are not compressed, and need no copy to be read at any place. What is wrong
-// with the archive is for others to say.
-func storedMembers(r io.ReaderAt, size int64) map[string]*io.SectionReader {
-	z, err := zip.NewReader(r, size)
-	if err != nil {
-		return nil
-	}
-	out := map[string]*io.SectionReader{}
-	for _, f := range z.File {
-		if f.Method != zip.Store || f.UncompressedSize64 <= maxInMemory || f.UncompressedSize64 != f.CompressedSize64 {
-			continue
-		}
-		n := int64(min(f.UncompressedSize64, math.MaxInt64))
-		if offset, err := f.DataOffset(); err == nil && n <= size-offset {
-			out[f.Name] = io.NewSectionReader(r, offset, n)
-		}
-	}
-	return out
-}
-
 // inPlace is spool for a member that can be read where it is.
 func inPlace(section *io.SectionReader) (*spooled, string, error) {
 	head := make([]byte, 8)
-	if _, err := section.ReadAt(head, 0); err != nil {
+	n, err := section.ReadAt(head, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, "", err
 	}
-	kind := magicOf(head)
+	kind := magicOf(head[:n])
 	if kind == "" {
 		return nil, "", nil
 	}
 	return &spooled{ReaderAt: section, size: section.Size()}, kind, nil
 }
 
-// spool reads src to its end, through sum if that is not nil. If it is a native file, it is
-// kept for reading at any place, in dir when it is large; otherwise the result is nil.
-func spool(ctx context.Context, src io.Reader, size int64, sum hash.Hash, dir string) (*spooled, string, error) {
-	if sum != nil {
-		src = io.TeeReader(src, sum)
-	}
+// spool reads src, which has about size bytes, to its end and writes it to sum. If it is a native file, it is
+// kept for reading at any place, in a file when it is large; otherwise the result is nil.
+func (p spooler) spool(ctx context.Context, src io.Reader, size int64, sum io.Writer) (*spooled, string, error) {
 	head := make([]byte, 8)
 	n, err := io.ReadFull(src, head)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil, "", err
 	}
 	head = head[:n]
+	src = io.MultiReader(bytes.NewReader(head), src)
 	kind := magicOf(head)
 	if kind == "" {
-		_, err := copyContext(ctx, io.Discard, src)
+		_, err := p.copy(ctx, sum, src, size)
 		return nil, "", err
 	}
-	if size <= maxInMemory {
+	if !p.isLarge(size) {
 		buf := bytes.NewBuffer(make([]byte, 0, size+bytes.MinRead))
-		buf.Write(head)
-		if _, err := copyContext(ctx, buf, src); err != nil {
+		if _, err := p.copy(ctx, io.MultiWriter(buf, sum), src, size); err != nil {
 			return nil, "", err
 		}
 		return &spooled{ReaderAt: bytes.NewReader(buf.Bytes()), size: int64(buf.Len())}, kind, nil
 	}
-	f, err := os.CreateTemp(dir, "kiln-audit-*")
+	f, err := os.CreateTemp(p.dir, "kiln-audit-*")
 	if err != nil {
 		return nil, "", fmt.Errorf("make temporary file: %w", err)
 	}
 	s := &spooled{ReaderAt: f, file: f}
 	// Where a file may be removed while it is open, nothing is left after a crash.
 	_ = os.Remove(f.Name())
-	if _, err = f.Write(head); err == nil {
-		var m int64
-		m, err = copyContext(ctx, f, src)
-		s.size = m + int64(n)
-	}
+	s.size, err = p.copy(ctx, io.MultiWriter(f, sum), src, size)
 	if err != nil {
 		_ = s.Close() // the error at hand matters more
 		return nil, "", err
@@ -129,9 +112,17 @@ func spool(ctx context.Context, src io.Reader, size int64, sum hash.Hash, dir st
 	return s, kind, nil
 }
 
+// copy copies a member of about size bytes.
+func (p spooler) copy(ctx context.Context, dst io.Writer, src io.Reader, size int64) (int64, error) {
+	if p.isLarge(size) {
+		return copyAhead(ctx, dst, src)
+	}
+	return copyContext(ctx, dst, src)
+}
+
 // copyContext is io.Copy that stops when ctx ends.
 func copyContext(ctx context.Context, dst io.Writer, src io.Reader) (int64, error) {
-	buf := make([]byte, 256<<10)
+	buf := make([]byte, copyBytes)
 	var total int64
 	for {
 		if err := context.Cause(ctx); err != nil {
@@ -152,4 +143,64 @@ func copyContext(ctx context.Context, dst io.Writer, src io.Reader) (int64, erro
 			return total, err
 		}
 	}
+}
+
+// The buffers of a copy.
+const (
+	copyBytes  = 256 << 10
+	copyBlocks = 4
+)
+
+// copyAhead is copyContext with a goroutine of its own for reading, so that inflating does not wait for digests and the disk.
+func copyAhead(ctx context.Context, dst io.Writer, src io.Reader) (int64, error) {
+	g, ctx := errgroup.WithContext(ctx)
+	free, full := make(chan []byte, copyBlocks), make(chan []byte, copyBlocks)
+	for range copyBlocks {
+		free <- make([]byte, copyBytes)
+	}
+	g.Go(func() error {
+		defer close(full)
+		for {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case buf := <-free:
+				n, err := fill(src, buf)
+				full <- buf[:n]
+				if errors.Is(err, io.EOF) {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}
+	})
+	var total int64
+	g.Go(func() error {
+		for buf := range full {
+			n, err := dst.Write(buf)
+			total += int64(n)
+			if err != nil {
+				return err
+			}
+			free <- buf[:cap(buf)]
+		}
+		return nil
+	})
+	err := g.Wait()
+	return total, err
+}
+
+// fill reads until buf is full; other than with io.ReadFull, the error is always that of src.
+func fill(src io.Reader, buf []byte) (n int, err error) {
+	for n < len(buf) && err == nil {
+		var m int
+		m, err = src.Read(buf[n:])
+		n += m
+	}
+	return n, err
 }

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
 
@@ -362,6 +363,7 @@ func TakeSnapshot(ctx context.Context, name string, opts SnapshotOptions) (*Snap
 	case strings.HasSuffix(name, ".whl"):
 		var r *wheel.Reader
 		if r, err = wheel.Open(name); err == nil {
+			r.SetInflater(flate.NewReader)
 			defer r.Close()
 			files = torchMembers(r)
 		}
@@ -542,7 +544,7 @@ func snapshotLibrary(ctx context.Context, f torchFile, opts SnapshotOptions, lar
 	if file, ok := r.(*os.File); ok {
 		at = file
 	} else {
-		member, _, err := spool(ctx, r, f.size, nil, opts.TempDir)
+		member, _, err := spooler{dir: opts.TempDir}.spool(ctx, r, f.size, io.Discard)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f.name, err)
 		}

@@ -132,7 +132,17 @@ type Reader struct {
 	entries  []entry
 	byName   map[string]int
 	distInfo string // the folder of this wheel, "" if that is not clear
+
+	makeFlate func(io.Reader) io.ReadCloser
 }
+
+// SetInflater makes r read deflated members with another implementation than
+// compress/flate, for instance a faster one. It must report damaged data with a
+// [flate.CorruptInputError] or [io.ErrUnexpectedEOF], and read no byte after the
+// last block from a reader that is an [io.ByteReader]. If what it returns is a
+// [flate.Resetter], it is used for several members. It is called before r is used
+// for anything else.
+func (r *Reader) SetInflater(open func(io.Reader) io.ReadCloser) { r.makeFlate = open }
 
 // Open opens a wheel with the default limits. The caller closes it.
 func Open(path string) (*Reader, error) {
@@ -258,7 +268,18 @@ func (r *Reader) OpenFile(name string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return new(inflater).open(r.r, e, nil), nil
+	return r.inflater().open(r.r, e, nil), nil
+}
+
+// Stored returns the content of the member called name as it lies in the archive,
+// for reading at any place, if it is not compressed. Nothing compares it with its
+// checksum; that is for [Reader.OpenFile].
+func (r *Reader) Stored(name string) (*io.SectionReader, bool) {
+	e, err := r.lookup(name)
+	if err != nil || e.method != methodStored {
+		return nil, false
+	}
+	return io.NewSectionReader(r.r, e.data, e.size), true
 }
 
 func (r *Reader) lookup(name string) (*entry, error) {
@@ -281,7 +302,7 @@ func (r *Reader) distInfoFile(name string) (*memberReader, error) {
 	if err != nil {
 		return nil, err
 	}
-	return new(inflater).open(r.r, e, nil), nil
+	return r.inflater().open(r.r, e, nil), nil
 }
 
 // readDistInfo reads a member of the .dist-info folder whole. Its size was

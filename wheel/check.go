@@ -274,7 +274,7 @@ func (c *checker) checkRecord(ctx context.Context, opts CheckOptions) {
 			rows[rec.Entries[i].Path] = &rec.Entries[i]
 		}
 	}
-	var shared inflater
+	shared := c.r.inflater()
 	for i := range c.r.entries {
 		e := &c.r.entries[i]
 		if e.isFolder() || c.err != nil {

@@ -380,13 +380,13 @@ func (p *rewritePlan) write(ctx context.Context, dst io.Writer) (Rewritten, erro
 	digest := sha256.New()
 	z := &zipWriter{w: io.MultiWriter(dst, digest), date: p.date, time: p.time}
 	rec := &Record{Entries: make([]RecordEntry, 0, len(p.members)+1)}
-	var shared inflater
+	shared := p.src.inflater()
 	var inflated int64
 	for i := range p.members {
 		if ctx.Err() != nil {
 			return Rewritten{}, context.Cause(ctx)
 		}
-		row, err := p.writeMember(ctx, z, &p.members[i], &shared)
+		row, err := p.writeMember(ctx, z, &p.members[i], shared)
 		if err != nil {
 			return Rewritten{}, err
 		}

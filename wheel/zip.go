@@ -592,10 +592,14 @@ type memberReader struct {
 
 // inflater holds what one memberReader after another can share.
 type inflater struct {
-	in    *bufio.Reader
-	flate io.ReadCloser
-	buf   []byte
+	in        *bufio.Reader
+	flate     io.Reader
+	makeFlate func(io.Reader) io.ReadCloser // nil: that of the standard library
+	buf       []byte
 }
+
+// inflater returns a new one for the members of r.
+func (r *Reader) inflater() *inflater { return &inflater{makeFlate: r.makeFlate} }
 
 // copy reads src to its end, or until ctx ends.
 func (s *inflater) copy(ctx context.Context, dst io.Writer, src io.Reader) error {
@@ -633,11 +637,13 @@ func (s *inflater) open(r io.ReaderAt, e *entry, tee io.Writer) *memberReader {
 	}
 	m := &memberReader{e: e, in: s.in, out: s.in, left: e.size, crc: crc32.NewIEEE()}
 	if e.method == methodDeflate {
-		if s.flate == nil {
+		again, ok := s.flate.(flate.Resetter)
+		switch {
+		case ok && again.Reset(s.in, nil) == nil:
+		case s.makeFlate != nil:
+			s.flate = s.makeFlate(s.in)
+		default:
 			s.flate = flate.NewReader(s.in)
-		} else {
-			// The error is always nil: there is no dictionary to refuse.
-			_ = s.flate.(flate.Resetter).Reset(s.in, nil)
 		}
 		m.out = s.flate
 	}

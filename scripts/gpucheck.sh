@@ -33,14 +33,25 @@ check ptx --ptx
 check jit --jit --nvrtc "${KILN_NVRTC:-}" --jit-cache "$out/jit"
 check cublas --with-cublas "${KILN_CUBLAS:-auto}"
 
+# sanitize TOOL FLAGS...
+sanitize() {
+	tool=$1
+	shift
+	compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu" check "$@" --quick --golden quant/testdata >"$out/sanitizer-$tool.txt" 2>&1 || {
+		tail -n 40 "$out/sanitizer-$tool.txt"
+		exit 1
+	}
+	echo "compute-sanitizer $tool: $(grep 'SUMMARY' "$out/sanitizer-$tool.txt")"
+}
 if command -v compute-sanitizer >/dev/null; then
-	for tool in memcheck racecheck; do
-		compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu" check --quick --golden quant/testdata >"$out/sanitizer-$tool.txt" 2>&1 || {
-			tail -n 40 "$out/sanitizer-$tool.txt"
-			exit 1
-		}
-		echo "compute-sanitizer $tool: $(grep 'SUMMARY' "$out/sanitizer-$tool.txt")"
-	done
+	sanitize memcheck
+	# See KILN_RACECHECK in wgmma.cu.
+	if command -v nvcc >/dev/null; then
+		scripts/gpubuild.sh "$out/racecheck" -DKILN_RACECHECK
+		sanitize racecheck --kernels "$out/racecheck"
+	else
+		echo "compute-sanitizer racecheck: left out, there is no nvcc to compile kernels for it"
+	fi
 else
 	echo "compute-sanitizer: left out, there is none"
 fi

@@ -253,7 +253,7 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 	}
 	work := waves * times(int(w.args.blockCount), p.splits*(p.warps/p.columnWarps)) * block
 	memory := float64(w.args.stride) * float64(w.args.strips) * unitBytes / 4.24e6
-	cost := 3 + max(work, memory) + 0.26*min(work, memory) + 0.074*float64(p.shape.rows8*p.shape.strips)
+	cost := 3 + 0.6*(waves-1) + max(work, memory) + 0.26*min(work, memory) + 0.074*float64(p.shape.rows8*p.shape.strips)
 	switch {
 	case p.direct && p.shape.strips > 2:
 		cost += -0.2 + 0.036*memory

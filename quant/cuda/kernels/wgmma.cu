@@ -14,6 +14,14 @@ struct Wide {
   int m, splits, accumulate, rowTiles;
 };
 
+// A lane arrives at a barrier for its warp. racecheck knows what a barrier orders only for threads that arrive themselves, so in
+// a build for it all lanes do.
+#ifdef KILN_RACECHECK
+constexpr int arriving = 32;
+#else
+constexpr int arriving = 1;
+#endif
+
 __host__ __device__ constexpr int stagesFor(int m) { return m <= 32 ? 12 : m <= 64 ? 8 : 6; }
 
 // Tile<M> multiplies 64 columns and 16 rows of the weight with M rows of activations.
@@ -105,7 +113,7 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; i++) {
       initBarrier(full + 8 * i, 3);
-      initBarrier(empty + 8 * i, warps);
+      initBarrier(empty + 8 * i, warps * arriving);
     }
     asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
   }
@@ -187,7 +195,8 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
       commitGroup();
       waitGroups<1>();
       // The products of the block before are done, so its stage is free.
-      if (lane == 0 && before >= 0) arrive(empty + 8 * before);
+      __syncwarp();
+      if (lane < arriving && before >= 0) arrive(empty + 8 * before);
       before = at;
       if (++at == stages) at = 0, parity ^= 1;
     };

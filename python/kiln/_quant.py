@@ -16,18 +16,12 @@ _paths = {"auto": 0, "fused": _abi.FUSED, "reconstruct": _abi.RECONSTRUCT}
 _exl2 = ("q_weight", "q_groups", "q_scale", "q_scale_max", "q_invperm", "bias")
 _gptq = ("qweight", "qzeros", "scales", "g_idx", "bias")
 
+_FUSED = _abi.FUSED
 _half = None  # torch.float16, once a tensor of torch was seen
 
 
 def _matrix(t, what):
-    """The address, rows, columns and device number of a half-precision matrix. This is on the path of every product."""
-    if _half is not None and getattr(t, "dtype", None) is _half and t.is_contiguous():
-        rows, cols = t.shape
-        return t.data_ptr(), rows, cols, t.get_device() if t.is_cuda else _abi.HOST
-    return _any_matrix(t, what)
-
-
-def _any_matrix(t, what):
+    """The address, rows, columns and device number of a half-precision matrix."""
     global _half
     address, shape, kind, device = _tensor.view(t, what)
     if kind != _abi.F16:
@@ -212,6 +206,18 @@ def _flat(out, cols):
 
 
 def _gemm(handle, device, a, c, flags):
+    # Tensors of torch on the right GPU, which is almost always: nothing is called that does not have to be.
+    if _half is not None and getattr(a, "dtype", None) is _half and getattr(c, "dtype", None) is _half:
+        if a.get_device() == device == c.get_device() and device >= 0 and a.is_contiguous() and c.is_contiguous():
+            try:
+                (x_rows, x_cols), (y_rows, y_cols) = a.shape, c.shape
+            except ValueError:
+                _matrix(a, "a"), _matrix(c, "c")  # one of them says what is wrong
+            stream = (_tensor._raw_stream or _tensor.current_stream)(device)
+            status = _library._lib.kiln_gemm(handle, a.data_ptr(), x_rows, x_cols, c.data_ptr(), y_rows, y_cols, flags, stream)
+            if status:
+                check(status)
+            return
     x, x_rows, x_cols, x_device = _matrix(a, "a")
     y, y_rows, y_cols, y_device = _matrix(c, "c")
     if x_device != device or y_device != device:
@@ -299,7 +305,8 @@ def _device_of(handle):
 
 def gemm_half_q_half(a, handle, c, force_cuda=False):
     """c = a·W, with the bias of the matrix. On a GPU it is queued on torch's current stream of that device."""
-    _gemm(handle, _device_of(handle), a, c, _abi.FUSED if force_cuda else 0)
+    device = _devices.get(handle)
+    _gemm(handle, _device_of(handle) if device is None else device, a, c, _FUSED if force_cuda else 0)
 
 
 def reconstruct(handle, out):

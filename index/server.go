@@ -10,9 +10,9 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -73,6 +73,7 @@ type Server struct {
 	metrics serverMetrics
 	uploads *uploader
 	started time.Time
+	pageAge []string // header of pages
 
 	current atomic.Pointer[snapshot]
 	reload  sync.Mutex // held while the next snapshot is made
@@ -102,6 +103,7 @@ func NewServer(ctx context.Context, store *Store, opts ServerOptions) (*Server, 
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{store: store, opts: opts, started: time.Now()}
+	s.pageAge = []string{"public, max-age=" + strconv.Itoa(int(opts.PageAge.Seconds()))}
 	if err := s.Reload(ctx); err != nil {
 		return nil, err
 	}
@@ -162,7 +164,8 @@ func (s *Server) Run(ctx context.Context) {
 }
 
 // HTTPServer returns an HTTP server for s with the limits that keep slow and hostile clients
-// from binding resources. The caller sets its address and starts and stops it.
+// from binding resources. The caller sets its address and starts and stops it. Without TLS it is faster
+// on a listener of [Server.Listener].
 func (s *Server) HTTPServer() *http.Server {
 	return &http.Server{
 		Handler:           s,
@@ -173,7 +176,7 @@ func (s *Server) HTTPServer() *http.Server {
 			if tcp, ok := c.(interface{ SetWriteBuffer(bytes int) error }); ok {
 				_ = tcp.SetWriteBuffer(sendBuffer) // only for speed
 			}
-			return ctx
+			return connContext(ctx, c)
 		},
 		ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug),
 	}
@@ -255,24 +258,61 @@ type pageKey struct {
 	format  Format
 }
 
-// pageCache is a set of pages, each made by the first request for it.
+// pageCache is a set of pages, each made by the first request for it. There are few, so that the
+// map is copied for each more, and readers need no lock.
 type pageCache struct {
-	pages sync.Map // pageKey → *page
-	size  atomic.Int64
+	pages  atomic.Pointer[map[pageKey]*page]
+	change sync.Mutex
+	size   atomic.Int64
+}
+
+func (c *pageCache) load(key pageKey) *page {
+	if m := c.pages.Load(); m != nil {
+		return (*m)[key]
+	}
+	return nil
+}
+
+// loadOrNew returns the page of a key, which may have to be made.
+func (c *pageCache) loadOrNew(key pageKey) *page {
+	c.change.Lock()
+	defer c.change.Unlock()
+	if p := c.load(key); p != nil {
+		return p
+	}
+	pages := map[pageKey]*page{}
+	if m := c.pages.Load(); m != nil {
+		pages = maps.Clone(*m)
+	}
+	p := new(page)
+	pages[key] = p
+	c.pages.Store(&pages)
+	return p
+}
+
+// drop forgets a page, if it is still that of the key.
+func (c *pageCache) drop(key pageKey, p *page) {
+	c.change.Lock()
+	defer c.change.Unlock()
+	if c.load(key) != p {
+		return
+	}
+	pages := maps.Clone(*c.pages.Load())
+	delete(pages, key)
+	c.pages.Store(&pages)
 }
 
 // page returns a page of a cache, making it if needed. Others who ask for the same page wait
 // for it.
 func (sn *snapshot) page(c *pageCache, key pageKey, limit int64, render func() ([]byte, bool)) *page {
-	entry, ok := c.pages.Load(key)
-	if !ok {
-		entry, _ = c.pages.LoadOrStore(key, new(page))
+	p := c.load(key)
+	if p == nil {
+		p = c.loadOrNew(key)
 	}
-	p := entry.(*page)
 	p.once.Do(func() {
 		p.make(render)
 		if p.missing {
-			c.pages.Delete(key) // names of projects that a view does not have are not collected
+			c.drop(key, p) // names of projects that a view does not have are not collected
 			return
 		}
 		size := int64(len(p.gz))
@@ -290,7 +330,9 @@ func (sn *snapshot) page(c *pageCache, key pageKey, limit int64, render func() (
 // forget drops all pages from memory.
 func (sn *snapshot) forget() {
 	drop := func(c *pageCache) {
-		c.pages.Clear()
+		c.change.Lock()
+		defer c.change.Unlock()
+		c.pages.Store(nil)
 		sn.size.Add(-c.size.Swap(0))
 	}
 	drop(&sn.lists)
@@ -316,6 +358,22 @@ func (p *page) make(render func() ([]byte, bool)) {
 			p.etags[r][coding] = []string{`"` + p.etag + "-" + "jht"[r:r+1] + suffix + `"`}
 		}
 	}
+}
+
+// pageReader reads the compressed form of a page.
+type pageReader struct {
+	*page
+
+	off int
+}
+
+func (r *pageReader) Read(p []byte) (int, error) {
+	if r.off == len(r.gz) {
+		return 0, io.EOF
+	}
+	n := copy(p, r.gz[r.off:])
+	r.off += n
+	return n, nil
 }
 
 // compress returns the gzip form, which is the same for the same bytes.
@@ -367,7 +425,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	h["X-Content-Type-Options"] = headerNosniff
 	h["Access-Control-Allow-Origin"] = headerStar
-	h["Access-Control-Expose-Headers"] = headerExpose
 	s.route(rec, r)
 }
 
@@ -577,7 +634,7 @@ func (s *Server) servePage(w *recorder, r *http.Request, p *page, rep representa
 	}
 	h["Vary"] = vary
 	h["Etag"] = p.etags[rep][coding]
-	h.Set("Cache-Control", "public, max-age="+strconv.Itoa(int(s.opts.PageAge.Seconds())))
+	h["Cache-Control"] = s.pageAge
 	if match := r.Header["If-None-Match"]; len(match) > 0 && etagMatches(match, p.etags[rep][coding][0]) {
 		delete(h, "Content-Type")
 		w.WriteHeader(http.StatusNotModified)
@@ -594,16 +651,9 @@ func (s *Server) servePage(w *recorder, r *http.Request, p *page, rep representa
 		return
 	}
 	if gz {
-		var f *os.File
-		if r.TLS == nil {
-			f = p.file.take()
-		}
-		if f == nil {
+		if !p.cork(r.Context()) || !w.sendPage(p) {
 			_, _ = w.Write(p.gz) // the client went away
-			return
 		}
-		_, _ = w.ReadFrom(&io.LimitedReader{R: f, N: int64(len(p.gz))})
-		p.file.put(f)
 		return
 	}
 	z, err := gzip.NewReader(bytes.NewReader(p.gz))
@@ -663,6 +713,7 @@ func (s *Server) serveFile(w *recorder, r *http.Request, sn *snapshot) {
 	defer content.Close()
 	h := w.Header()
 	h["Cache-Control"] = headerImmutable
+	h["Access-Control-Expose-Headers"] = headerExpose
 	if metadata {
 		h["Content-Type"] = headerText
 		h.Set("Etag", `"sha256-`+f.Metadata.String()+`"`)

@@ -40,7 +40,7 @@ func TestServeChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Fprintf(os.Stdout, "listening at http://%s\n", listener.Addr())
-	if err := server.HTTPServer().Serve(listener); err != nil {
+	if err := server.HTTPServer().Serve(server.Listener(listener)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -152,6 +152,21 @@ func (w *recorder) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// sendPage sends a page over the connection it was announced to. It reports whether it was tried.
+func (w *recorder) sendPage(p *page) bool {
+	to, ok := w.ResponseWriter.(interface {
+		io.ReaderFrom
+		http.Flusher
+	})
+	if !ok {
+		return false
+	}
+	to.Flush()                                // the head, as otherwise a part of the page is copied to look for its type
+	n, _ := to.ReadFrom(&pageReader{page: p}) // the client went away
+	w.bytes += n
+	return true
+}
+
 // pieceBytes is what a client must take within the time of a stall.
 const pieceBytes = 1 << 20
 

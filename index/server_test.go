@@ -2,6 +2,7 @@ package index_test
 
 import (
 	"archive/zip"
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/md5"
@@ -115,6 +116,7 @@ func newFixture(t testing.TB, opts index.ServerOptions) *fixture {
 	}
 	f.http = httptest.NewUnstartedServer(nil)
 	f.http.Config = f.server.HTTPServer()
+	f.http.Listener = f.server.Listener(f.http.Listener)
 	f.http.Start()
 	t.Cleanup(func() {
 		f.http.Close()
@@ -954,7 +956,7 @@ func TestLargePage(t *testing.T) {
 			t.Fatal("no page")
 		}
 		var wait sync.WaitGroup
-		for range 40 { // more than there are files for
+		for range 40 {
 			wait.Go(func() {
 				for range 3 {
 					req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, f.http.URL+"/all/simple/package-00000/", nil)
@@ -983,4 +985,102 @@ func TestLargePage(t *testing.T) {
 		t.Fatal(err)
 	}
 	fetch()
+}
+
+// largePage makes a server with a page that is large enough to be sent from a file. It returns what follows the method in a
+// request for it, without the end, and its compressed body.
+func largePage(t *testing.T, opts index.ServerOptions) (f *fixture, request string, body []byte) {
+	t.Helper()
+	f = newFixture(t, opts)
+	if _, problems, err := f.store.PublishListed(t.Context(), manyFiles(500), index.PublishOptions{}); err != nil || len(problems) > 0 {
+		t.Fatal(err, problems)
+	}
+	if err := f.server.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const path = "/all/simple/package-00000/"
+	res := f.do("GET", path, "Accept", index.TypeJSON, "Accept-Encoding", "gzip")
+	if res.StatusCode != http.StatusOK || len(res.body) < 32<<10 {
+		t.Fatalf("%s, %d bytes", res.Status, len(res.body))
+	}
+	return f, path + " HTTP/1.1\r\nHost: x\r\nAccept: " + index.TypeJSON + "\r\nAccept-Encoding: gzip\r\n", []byte(res.body)
+}
+
+func (f *fixture) dial() net.Conn {
+	f.t.Helper()
+	conn, err := (&net.Dialer{}).DialContext(f.t.Context(), "tcp", f.http.Listener.Addr().String())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil { // so that the server has to wait
+		f.t.Fatal(err)
+	}
+	return conn
+}
+
+// TestPipelined: a client that asks for more than a connection holds before it reads gets every answer
+// whole and in order.
+func TestPipelined(t *testing.T) {
+	f, page, body := largePage(t, index.ServerOptions{})
+	etag := f.do("HEAD", "/all/simple/package-00000/", "Accept", index.TypeJSON, "Accept-Encoding", "gzip").Header.Get("Etag")
+	kinds := []struct {
+		method, request string
+		status          int
+		body            []byte
+	}{
+		{"GET", page, http.StatusOK, body},
+		{"HEAD", page, http.StatusOK, nil},
+		{"GET", page, http.StatusOK, body},
+		{"GET", page + "If-None-Match: " + etag + "\r\n", http.StatusNotModified, nil},
+		{"GET", "/healthz HTTP/1.1\r\nHost: x\r\n", http.StatusOK, []byte("ok\n")},
+		{"GET", "/nothing HTTP/1.1\r\nHost: x\r\n", http.StatusNotFound, []byte("not found\n")},
+	}
+	const rounds = 50
+	conn := f.dial()
+	sent := make(chan error, 1)
+	go func() {
+		var all strings.Builder
+		for range rounds {
+			for _, k := range kinds {
+				all.WriteString(k.method + " " + k.request + "\r\n")
+			}
+		}
+		_, err := io.WriteString(conn, all.String())
+		sent <- err
+	}()
+	reader := bufio.NewReader(conn)
+	for i := range rounds {
+		for _, k := range kinds {
+			res, err := http.ReadResponse(reader, &http.Request{Method: k.method})
+			if err != nil {
+				t.Fatalf("round %d: %s %q: %v", i, k.method, k.request, err)
+			}
+			got, err := io.ReadAll(res.Body)
+			if err != nil || res.StatusCode != k.status || !bytes.Equal(got, k.body) {
+				t.Fatalf("round %d: %s %q: %s, %d bytes, want %d and %d: %v", i, k.method, k.request, res.Status, len(got), k.status, len(k.body), err)
+			}
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStalled: a client that asks and does not read is let go.
+func TestStalled(t *testing.T) {
+	f, page, _ := largePage(t, index.ServerOptions{Stall: 50 * time.Millisecond})
+	conn := f.dial()
+	if err := conn.SetWriteDeadline(time.Now().Add(2 * time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		// The server stops reading when it cannot write, so that this ends when it closes the connection.
+		if _, err := io.WriteString(conn, "GET "+page+"\r\n"); err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the connection is still open")
+			}
+			return
+		}
+	}
 }

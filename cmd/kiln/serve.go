@@ -123,6 +123,8 @@ func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
 		}
 		scheme = "https"
 		listener = tls.NewListener(listener, &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificates.get, NextProtos: []string{"h2", "http/1.1"}})
+	} else {
+		listener = server.Listener(listener)
 	}
 	servers := []*http.Server{server.HTTPServer()}
 	listeners := []net.Listener{listener}

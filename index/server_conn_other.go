@@ -1,0 +1,20 @@
+//go:build !linux
+
+package index
+
+import (
+	"context"
+	"net"
+)
+
+// sendfile is there on Linux only.
+type sendfile struct{}
+
+func newSendfile([]byte) *sendfile { return nil }
+
+// Listener returns l. On Linux its connections send large pages without copying them.
+func (s *Server) Listener(l net.Listener) net.Listener { return l }
+
+func connContext(ctx context.Context, _ net.Conn) context.Context { return ctx }
+
+func (p *page) cork(context.Context) bool { return false }

@@ -232,7 +232,8 @@ func (b *book) apply(r *record) {
 		}
 		b.started, b.ended, b.pid, b.host = r.Time, time.Time{}, r.PID, r.Host
 		for _, id := range b.plan {
-			if j := b.job(id); j.Status != StatusDone {
+			// Attempts that are lost have got their end before: one that is at work here was kept.
+			if j := b.job(id); j.Status != StatusDone && j.Status != StatusRunning {
 				j.Status = StatusPending
 			}
 		}

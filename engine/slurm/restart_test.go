@@ -18,13 +18,21 @@ import (
 type abandoner struct{ engine.Keeper }
 
 func (r abandoner) Run(ctx context.Context, a *engine.Attempt) (engine.Result, error) {
+	return abandon(ctx, a, r.Keeper.Run)
+}
+
+func (r abandoner) Resume(ctx context.Context, a *engine.Attempt) (engine.Result, error) {
+	return abandon(ctx, a, r.Keeper.Resume)
+}
+
+func abandon(ctx context.Context, a *engine.Attempt, run func(context.Context, *engine.Attempt) (engine.Result, error)) (engine.Result, error) {
 	type answer struct {
 		result engine.Result
 		err    error
 	}
 	got := make(chan answer, 1)
 	go func() {
-		result, err := r.Keeper.Run(context.WithoutCancel(ctx), a)
+		result, err := run(context.WithoutCancel(ctx), a)
 		got <- answer{result, err}
 	}()
 	select {
@@ -96,6 +104,46 @@ func TestRestart(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRestartTwice: what the second process has found is found by the third as well.
+func TestRestartTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t, 2, 8)
+		var jobs []engine.Job
+		for i := range 12 {
+			jobs = append(jobs, row(fmt.Sprintf("r%02d", i), 600, 4))
+		}
+		s.crash(3*time.Minute, jobs)
+		s.crash(3*time.Minute, jobs)
+		state, err := engine.ReadState(s.run.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range state.Jobs {
+			if j := &state.Jobs[i]; j.Status != engine.StatusRunning && j.Status != engine.StatusDone {
+				t.Errorf("%s is %s after the second kill", j.ID, j.Status)
+			}
+		}
+		report, err := s.start(t.Context(), jobs...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, j := range report.Jobs {
+			if j.Status != engine.StatusDone && j.Status != engine.StatusReused || j.Attempts > 1 {
+				t.Errorf("%s: %s in %d attempts: %s", j.ID, j.Status, j.Attempts, j.Reason)
+			}
+		}
+		for key, n := range s.fake.starts {
+			if n != 1 {
+				t.Errorf("%s was started %d times", key, n)
+			}
+		}
+		if s.fake.calls["sbatch"] != 1 || s.fake.calls["scancel"] > 0 {
+			t.Errorf("%v", s.fake.calls)
+		}
+		s.nothingLeft()
+	})
 }
 
 // TestRestartOtherPlan: after a restart with other rows, the jobs of the old ones are ended.

@@ -250,22 +250,33 @@ func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, er
 	}
 	env[launcher.ConfigEnv] = a.box.Inside(a.launcherConfig())
 	env["PATH"] = search.Bin + ":" + env["PATH"]
+	a.nameLaunchers(env, s.found.Tools, search.Bin)
+	if s.found.CCache == "" {
+		fmt.Fprintf(a.log, "compiles are not shared: there is no ccache of version %d.%d or newer in %s\n", leastCCache[0], leastCCache[1], a.where())
+	}
+	return s, nil
+}
+
+// nameLaunchers sets the variables by which builds are told their compilers.
+func (a *attempt) nameLaunchers(env map[string]string, tools map[string]launcher.Tool, bin string) {
 	// torch calls its device compiler by a path of its own, unless this says otherwise; for HIP too.
 	compiler := "nvcc"
 	if a.Row.ROCm != "" {
 		compiler = "hipcc"
 	}
-	if _, ok := s.found.Tools[compiler]; ok && env["PYTORCH_NVCC"] == "" && (a.Row.CUDA != "" || a.Row.ROCm != "") {
-		env["PYTORCH_NVCC"] = path.Join(search.Bin, compiler)
+	if _, ok := tools[compiler]; ok && env["PYTORCH_NVCC"] == "" && (a.Row.CUDA != "" || a.Row.ROCm != "") {
+		env["PYTORCH_NVCC"] = path.Join(bin, compiler)
 	}
 	// Makefiles and build scripts for HIP ask this one.
-	if _, ok := s.found.Tools["hipcc"]; ok && env["HIPCC"] == "" && a.Row.ROCm != "" {
-		env["HIPCC"] = path.Join(search.Bin, "hipcc")
+	if _, ok := tools["hipcc"]; ok && env["HIPCC"] == "" && a.Row.ROCm != "" {
+		env["HIPCC"] = path.Join(bin, "hipcc")
 	}
-	if s.found.CCache == "" {
-		fmt.Fprintf(a.log, "compiles are not shared: there is no ccache of version %d.%d or newer in %s\n", leastCCache[0], leastCCache[1], a.where())
+	// A compiler that a package's settings name by its path would be called past its launcher.
+	for _, name := range []string{"CC", "CXX", "CUDACXX", "CUDAHOSTCXX", "PYTORCH_NVCC", "HIPCC", "HIPCXX"} {
+		if tool, ok := tools[path.Base(env[name])]; ok && tool.Path == env[name] {
+			env[name] = path.Join(bin, path.Base(env[name]))
+		}
 	}
-	return s, nil
 }
 
 func (a *attempt) launcherConfig() string { return filepath.Join(a.shareDir(), "launcher.json") }

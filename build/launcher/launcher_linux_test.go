@@ -256,6 +256,43 @@ func TestLauncherHIP(t *testing.T) {
 	}
 }
 
+// What ccache refuses runs as it was called, and is counted with the reason.
+func TestLauncherPassesThrough(t *testing.T) {
+	b := newBench(t)
+	tool := filepath.Join(b.dir, "nvcc")
+	if err := os.WriteFile(tool, []byte("#!/bin/sh\necho \"$@\" >k.out\n"), 0o777); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(self, filepath.Join(b.config.Bin, "nvcc")); err != nil {
+		t.Fatal(err)
+	}
+	b.config.Tools["nvcc"] = launcher.Tool{Path: tool, Kind: launcher.NVCC, ID: "nvcc"}
+	for i, option := range []string{"-ptx", "-cubin", "--fatbin"} {
+		args := []string{option, "k.cu", "--output-file", "k.out", "-Iinc"}
+		cmd := b.command(args...)
+		cmd.Path = filepath.Join(b.config.Bin, "nvcc")
+		cmd.Args[0] = "nvcc"
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", option, err, out)
+		}
+		text, err := os.ReadFile(filepath.Join(cmd.Dir, "k.out"))
+		if want := strings.Join(args, " ") + "\n"; err != nil || string(text) != want {
+			t.Errorf("%s: called with %q, %v; want %q", option, text, err, want)
+		}
+		records, err := calls.ReadRecords(b.config.Calls)
+		if err != nil || len(records) != i+1 {
+			t.Fatalf("%s: %d records, %v", option, len(records), err)
+		}
+		if r := records[i]; r.Result != launcher.Bypass || r.Why != "ccache does not cache "+option || r.ObjectBytes != int64(len(text)) {
+			t.Errorf("%s: %+v", option, r)
+		}
+	}
+}
+
 // A pool that goes away while a launcher waits does not hold it up.
 func TestLauncherWithoutPool(t *testing.T) {
 	b := newBench(t)

@@ -654,7 +654,7 @@ func (s *Server) servePage(w *recorder, r *http.Request, p *page, rep representa
 		return
 	}
 	if gz {
-		if !p.cork(r.Context()) || !w.sendPage(p) {
+		if !p.cork(r) || !w.sendPage(p) {
 			_, _ = w.Write(p.gz) // the client went away
 		}
 		return

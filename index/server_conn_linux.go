@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"runtime"
 	"sync/atomic"
@@ -212,11 +213,11 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 
 // cork joins the head of the response to the page that follows it. It reports whether the connection
 // of a request can.
-func (p *page) cork(ctx context.Context) bool {
-	if p.file == nil {
+func (p *page) cork(r *http.Request) bool {
+	if p.file == nil || r.ProtoMajor != 1 {
 		return false
 	}
-	c, ok := ctx.Value(pageConnKey{}).(*pageConn)
+	c, ok := r.Context().Value(pageConnKey{}).(*pageConn)
 	if ok {
 		c.more = true
 	}

@@ -5,6 +5,7 @@ package index
 import (
 	"context"
 	"net"
+	"net/http"
 )
 
 // sendfile is there on Linux only.
@@ -17,4 +18,4 @@ func (s *Server) Listener(l net.Listener) net.Listener { return l }
 
 func connContext(ctx context.Context, _ net.Conn) context.Context { return ctx }
 
-func (p *page) cork(context.Context) bool { return false }
+func (p *page) cork(*http.Request) bool { return false }

@@ -159,8 +159,7 @@ func TestNginx(t *testing.T) {
 	if !found || !two {
 		t.Fatalf("docs/index.md: %q", lines)
 	}
-	// Its workers are another user, who may not look into the folders of tests.
-	dir, err := os.MkdirTemp("", "kiln-nginx")
+	dir, err := os.MkdirTemp("", "kiln-nginx") //nolint:usetesting // its workers are another user, who may not look into the folders of tests
 	if err != nil {
 		t.Fatal(err)
 	}

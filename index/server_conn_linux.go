@@ -2,6 +2,7 @@ package index
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -172,10 +173,10 @@ func (c *pageConn) tryBody(fd uintptr) bool {
 // failed says what becomes of a call that sent nothing at an offset: it is given up, it is to be made
 // again when the client has taken something, or at once.
 func (c *pageConn) failed(call string, err error, off int64) (done, wait bool) {
-	switch err { //nolint:errorlint // a bare errno
-	case unix.EINTR:
+	switch {
+	case errors.Is(err, unix.EINTR):
 		return false, false
-	case unix.EAGAIN:
+	case errors.Is(err, unix.EAGAIN):
 		if off >= c.renew {
 			c.renew = off + pieceBytes
 			_ = c.SetWriteDeadline(time.Now().Add(c.stall)) // fails if the connection is closed, which ends the wait

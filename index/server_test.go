@@ -1060,6 +1060,7 @@ func TestPipelined(t *testing.T) {
 				t.Fatalf("round %d: %s %q: %v", i, k.method, k.request, err)
 			}
 			got, err := io.ReadAll(res.Body)
+			res.Body.Close()
 			if err != nil || res.StatusCode != k.status || !bytes.Equal(got, k.body) {
 				t.Fatalf("round %d: %s %q: %s, %d bytes, want %d and %d: %v", i, k.method, k.request, res.Status, len(got), k.status, len(k.body), err)
 			}

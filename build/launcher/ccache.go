@@ -36,8 +36,7 @@ func (c *ccache) compiler(call *call) string {
 		changes = append(changes, c.canonicalArgs([]string{pair})[0]+"\n"...)
 	}
 	if len(changes) > 0 {
-		sum := sha256(changes)
-		id += "-" + hexadecimal(sum[:8])
+		id += "-" + fingerprint(changes)
 	}
 	return id
 }
@@ -63,8 +62,7 @@ func (c *ccache) environ(compiler string, call *call) []string {
 		env = append(env, "CCACHE_BASEDIR="+c.Work)
 		if call.debug {
 			// nvcc writes whole paths into line tables, and cannot be told others: one folder, one cache.
-			sum := sha256([]byte(c.Work))
-			env = append(env, "CCACHE_NAMESPACE="+hexadecimal(sum[:8]))
+			env = append(env, "CCACHE_NAMESPACE="+fingerprint([]byte(c.Work)))
 		}
 	}
 	if r := c.Remote; r != nil && r.Kind == "redis" {

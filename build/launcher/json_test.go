@@ -1,7 +1,6 @@
 package launcher
 
 import (
-	cryptosha256 "crypto/sha256"
 	"encoding/json"
 	"reflect"
 	"strings"
@@ -147,22 +146,6 @@ func TestAppendString(t *testing.T) {
 		}
 		if v, err := parseJSON(string(text)); err != nil || v.text != got {
 			t.Fatalf("%q became %q, %v", s, v.text, err)
-		}
-	})
-}
-
-func TestSHA256(t *testing.T) {
-	text := make([]byte, 300)
-	for i := range text {
-		text[i] = byte(i * 7)
-		if got, want := sha256(text[:i]), cryptosha256.Sum256(text[:i]); got != want {
-			t.Fatalf("%d bytes: got %x, want %x", i, got, want)
-		}
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		text := rapid.SliceOf(rapid.Byte()).Draw(t, "text")
-		if got, want := sha256(text), cryptosha256.Sum256(text); got != want {
-			t.Fatalf("got %x, want %x", got, want)
 		}
 	})
 }

@@ -61,8 +61,7 @@ func (l *launcher) acquire(r *Record, call *call) *slot {
 		var o object
 		o.strings("unit", []string{l.Package, l.Version, r.Compiler, r.Source})
 		o.strings("args", r.Args)
-		sum := sha256(o.end())
-		request.Unit = hexadecimal(sum[:16])
+		request.Unit = fingerprint(o.end())
 	}
 	if _, err := conn.Write(request.encode()); err != nil {
 		_ = conn.Close()

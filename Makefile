@@ -162,10 +162,13 @@ e2e-workflow: export KILN_E2E := workflow
 e2e-workflow: deps build $(CACHE)/tools/act
 	$(GO) test ./publish -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
 
-## e2e-slurm: a real Slurm of three nodes on this machine, from Debian's packages (root): 24 rows; a node, the controller, kiln and a compiler are killed (RUN=TestX)
+## e2e-slurm: a real Slurm of three nodes on this machine, from Debian's packages (root): 24 rows with four kinds of kills; limits, preemption, scratch, cache, podman (RUN=TestX)
 .PHONY: e2e-slurm
 e2e-slurm: export KILN_E2E := slurm
 e2e-slurm: deps
+	@scripts/podman.sh
+	@e2e/images.sh ci
+	@scripts/sharedeps.sh
 	scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 2h
 
 ## sim-slurm: many rows on a simulated cluster, a node for 50 rows: makespan, memory, calls of Slurm (ROWS=10000)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A Slurm cluster of three nodes on this machine, from Debian's packages: munge, slurmctld and three slurmd.
 #
-#   e2e-slurm.sh run COMMAND...   starts a cluster, runs the command with SLURM_CONF and KILN_SLURM_CLUSTER set, and takes the cluster down
+#   e2e-slurm.sh run COMMAND...   starts a cluster, runs the command with SLURM_CONF and KILN_SLURM_CLUSTER set, and takes the cluster down;
+#                                 Slurm's logs are copied to the folder KILN_SLURM_LOGS, if it is set
 #   e2e-slurm.sh up DIR           starts one in DIR
 #   e2e-slurm.sh down DIR         ends everything of it
 #   e2e-slurm.sh start DIR NAME   starts one daemon again: slurmctld, n1, n2 or n3
@@ -70,6 +71,9 @@ SlurmdTimeout=8
 KillWait=10
 MinJobAge=60
 ReturnToService=2
+# A job of the partition urgent puts others back into the queue.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
@@ -82,6 +86,7 @@ CONF
   done
   echo "PartitionName=main Nodes=n[1-3] Default=YES MaxTime=60 State=UP" >>"$dir/slurm.conf"
   echo "PartitionName=short Nodes=n[1-3] MaxTime=2 State=UP" >>"$dir/slurm.conf"
+  echo "PartitionName=urgent Nodes=n[1-3] MaxTime=2 PriorityTier=10 State=UP" >>"$dir/slurm.conf"
   start "$dir" slurmctld
   for node in "${nodes[@]}"; do
     start "$dir" "$node"
@@ -140,7 +145,10 @@ case ${1:-} in
     if [ "$status" != 0 ]; then
       tail -n 20 "$dir"/log/slurmctld.log >&2 || true
     fi
+    if [ -n "${KILN_SLURM_LOGS:-}" ]; then
+      cp -r "$dir/log/." "$KILN_SLURM_LOGS/"
+    fi
     exit "$status"
     ;;
-  *) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -5,6 +5,7 @@ package enginetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -29,6 +30,8 @@ type Config struct {
 	// Again returns a second runner that knows nothing but what the first left on disk, as after a restart. It is needed
 	// for an [engine.Keeper].
 	Again func(t *testing.T, first engine.Runner) engine.Runner
+	// MemoryBytes is what the machine has for all attempts together; zero means 1 TiB.
+	MemoryBytes int64
 	// Dir returns an empty folder that all workers see at the same path. Nil means t.TempDir.
 	Dir func(t *testing.T) string
 	// Processes counts the processes whose environment has an entry, wherever workers run. Nil means
@@ -193,7 +196,7 @@ func Run(t *testing.T, c Config) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &suite{Config: c, t: t}
 			s.opts = engine.Options{
-				Dir: filepath.Join(c.Dir(t), "state"), Runner: c.New(t), CPU: 8, MemoryBytes: 1 << 40, DiskBytes: 1 << 40,
+				Dir: filepath.Join(c.Dir(t), "state"), Runner: c.New(t), CPU: 8, MemoryBytes: cmp.Or(c.MemoryBytes, 1<<40), DiskBytes: 1 << 40,
 				RetryDelay: time.Millisecond, OnEvent: func(e engine.Event) { s.events = append(s.events, e) },
 			}
 			tt.run(s)

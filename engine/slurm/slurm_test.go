@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,7 +26,32 @@ import (
 
 func TestMain(m *testing.M) {
 	run.Main()
+	if os.Getenv(conformanceEnv) != "" {
+		if err := conformanceWorker(os.Args[len(os.Args)-1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
+}
+
+// conformanceEnv makes this test program the worker of a job of a real cluster.
+const conformanceEnv = "KILN_SLURM_CONFORMANCE"
+
+// conformanceWorker is what the jobs of the suite run on nodes.
+func conformanceWorker(batch string) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM)
+	go func() {
+		<-signals
+		cancel(slurm.ErrStopped)
+	}()
+	return slurm.Work(ctx, slurm.WorkOptions{
+		Batch: batch, Job: os.Getenv("SLURM_ARRAY_JOB_ID"), Task: os.Getenv("SLURM_ARRAY_TASK_ID"), Restart: os.Getenv("SLURM_RESTART_COUNT"),
+		Runner: engine.Local(enginetest.Perform), Beat: time.Second,
+	})
 }
 
 func TestConformance(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
+	klauspost "github.com/klauspost/compress/flate"
 
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -353,7 +354,7 @@ func TestLyingMembers(t *testing.T) {
 		{"deflate cut short", "corrupt deflate data", 4 << 10, func(m *zipMember) { m.packed = deflate(m.content)[:10] }},
 		{"bytes after the deflate stream", "unused bytes", 4 << 10, func(m *zipMember) { m.packed = append(deflate(m.content), "hidden"...) }},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		lie := func(t *testing.T, inflater func(io.Reader) io.ReadCloser) {
 			w := makeWheel(t, wheelOptions{entries: func(members []zipMember) []zipMember {
 				i := slices.IndexFunc(members, func(m zipMember) bool { return m.name == demoMetadata })
 				test.edit(&members[i])
@@ -363,6 +364,9 @@ func TestLyingMembers(t *testing.T) {
 			r, err := wheel.NewReader(in, int64(len(w.data)), w.name, wheel.Limits{})
 			if err != nil {
 				t.Fatal(err)
+			}
+			if inflater != nil {
+				r.SetInflater(inflater)
 			}
 			in.bytes = 0
 			memory := allocated(func() { _, err = r.Metadata() })
@@ -385,7 +389,92 @@ func TestLyingMembers(t *testing.T) {
 			if _, err := wheel.Rewrite(t.Context(), r, io.Discard, wheel.RewriteOptions{}); err == nil {
 				t.Error("Rewrite accepted it")
 			}
-		})
+		}
+		t.Run(test.name, func(t *testing.T) { lie(t, nil) })
+		t.Run(test.name+", another inflater", func(t *testing.T) { lie(t, klauspost.NewReader) })
+	}
+}
+
+// TestSetInflater: members are read with the inflater that was set, once for all of them if it can be reset.
+func TestSetInflater(t *testing.T) {
+	w := makeWheel(t, wheelOptions{entries: func(members []zipMember) []zipMember {
+		for i := range members {
+			members[i].method = 8
+		}
+		return members
+	}})
+	for name, test := range map[string]struct {
+		open  func(io.Reader) io.ReadCloser
+		calls int // of a Check with contents: one for RECORD, METADATA and WHEEL each
+	}{
+		"one that can be reset": {klauspost.NewReader, 1},
+		"one that cannot":       {func(r io.Reader) io.ReadCloser { return io.NopCloser(struct{ io.Reader }{klauspost.NewReader(r)}) }, 4},
+	} {
+		r, err := wheel.NewReader(bytes.NewReader(w.data), int64(len(w.data)), w.name, wheel.Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		r.SetInflater(func(in io.Reader) io.ReadCloser { calls++; return test.open(in) })
+		names, err := r.Check(t.Context(), wheel.CheckOptions{NamesOnly: true})
+		if err != nil || len(names) > 0 {
+			t.Fatalf("%s: %v, %v", name, names, err)
+		}
+		before := calls
+		calls = 0
+		problems, err := r.Check(t.Context(), wheel.CheckOptions{})
+		if err != nil || len(problems) > 0 {
+			t.Fatalf("%s: %v, %v", name, problems, err)
+		}
+		if calls-before < test.calls || before == 0 || test.calls == 1 && calls-before != 1 {
+			t.Errorf("%s: %d calls for names, %d with contents", name, before, calls)
+		}
+		var out bytes.Buffer
+		if _, err := wheel.Rewrite(t.Context(), r, &out, wheel.RewriteOptions{}); err != nil {
+			t.Errorf("%s: Rewrite: %v", name, err)
+		}
+	}
+}
+
+// TestStored: what is not compressed can be read in its place.
+func TestStored(t *testing.T) {
+	w := makeWheel(t, wheelOptions{entries: func(members []zipMember) []zipMember {
+		for i := range members {
+			if members[i].method = 0; members[i].name == demoMetadata {
+				members[i].method = 8
+			}
+		}
+		return members
+	}})
+	r, err := wheel.NewReader(bytes.NewReader(w.data), int64(len(w.data)), w.name, wheel.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := 0
+	for m := range r.Files() {
+		section, ok := r.Stored(m.Name)
+		if want := m.Name != demoMetadata && !strings.HasSuffix(m.Name, "/"); ok != want {
+			t.Errorf("%s: stored %v, want %v", m.Name, ok, want)
+		}
+		if !ok {
+			continue
+		}
+		stored++
+		in, err := r.OpenFile(m.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := io.ReadAll(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(section)
+		if err != nil || !bytes.Equal(got, want) || section.Size() != m.Size {
+			t.Errorf("%s: %q, want %q (%v)", m.Name, got, want, err)
+		}
+	}
+	if _, ok := r.Stored("nowhere"); ok || stored == 0 {
+		t.Errorf("a member that is not there: %v; %d stored", ok, stored)
 	}
 }
 

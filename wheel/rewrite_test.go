@@ -3,6 +3,7 @@ package wheel_test
 import (
 	"archive/zip"
 	"bytes"
+	"compress/flate"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -21,6 +22,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	klauspost "github.com/klauspost/compress/flate"
 
 	"github.com/kiln-build/kiln/wheel"
 
@@ -490,6 +492,44 @@ func FuzzArchive(f *testing.F) {
 			i++
 		}
 		checkRewrite(t, r, label, limits)
+	})
+}
+
+// FuzzInflate: whatever the compressed bytes are, another inflater makes the same of them, or refuses them like that of the
+// standard library.
+func FuzzInflate(f *testing.F) {
+	for _, text := range []string{"", "a", strings.Repeat("golden ", 10_000), strings.Repeat("\x00", 1<<20)} {
+		packed := deflate([]byte(text))
+		f.Add(packed)
+		f.Add(packed[:len(packed)/2])
+		f.Add(append(packed, 0))
+	}
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, packed []byte) {
+		content, _ := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(packed)), 1<<20))
+		w := makeWheel(t, wheelOptions{entries: func(members []zipMember) []zipMember {
+			return append(members, zipMember{name: "demo/data", content: content, packed: packed, method: 8, mode: 0o100644})
+		}})
+		read := func(open func(io.Reader) io.ReadCloser) ([]byte, error) {
+			r, err := wheel.NewReader(bytes.NewReader(w.data), int64(len(w.data)), w.name, wheel.Limits{})
+			if err != nil {
+				return nil, err
+			}
+			r.SetInflater(open)
+			m, err := r.OpenFile("demo/data")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return io.ReadAll(m)
+		}
+		want, wantErr := read(flate.NewReader)
+		got, err := read(klauspost.NewReader)
+		if (err == nil) != (wantErr == nil) || err == nil && !bytes.Equal(got, want) {
+			t.Fatalf("%d bytes, %v; the standard library: %d bytes, %v", len(got), err, len(want), wantErr)
+		}
+		if _, ok := errors.AsType[*wheel.FormatError](err); err != nil && !ok {
+			t.Errorf("not a FormatError: %v", err)
+		}
 	})
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // The tests in this file compare the audit with other programs: auditwheel and cuobjdump on real
@@ -184,7 +185,7 @@ func TestE2EImages(t *testing.T) {
 	python, cache := needE2E(t)
 	programs, reason := cuobjdumps()
 	if len(programs) == 0 {
-		lacking(t, "cuobjdump", reason)
+		kilntest.Lacking(t, "cuobjdump", "%s", reason)
 	}
 	wheels, images := 0, 0
 	for _, w := range corpus(t) {
@@ -207,15 +208,6 @@ func TestE2EImages(t *testing.T) {
 }
 
 var cubinLine = regexp.MustCompile(`\bsm_(\d+)([af]?)\.(cubin|ptx)`)
-
-// lacking skips the test, or fails it if KILN_REQUIRE names the tool.
-func lacking(t *testing.T, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
-	}
-	t.Skip(reason)
-}
 
 // cuobjdumps are the programs to compare with; none and a reason if there is none.
 func cuobjdumps() (programs []string, reason string) {
@@ -475,7 +467,7 @@ func TestE2EPredictions(t *testing.T) {
 				}
 				path, ok := interpreters[want.version]
 				if !ok {
-					lacking(t, "python"+want.version, "no Python "+want.version+" in KILN_AUDIT_PYTHONS")
+					kilntest.Lacking(t, "python"+want.version, "no Python %s in KILN_AUDIT_PYTHONS", want.version)
 				}
 				*want.program = path
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/matrix"
 )
@@ -28,26 +29,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// lacking skips the test, or fails it if KILN_REQUIRE names tool.
-func lacking(t *testing.T, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
-	}
-	t.Skip(reason)
-}
-
 // pythonVersion returns the version of the Python that builds on this machine get, and
 // the search path that finds it.
 func pythonVersion(t *testing.T) (version, path string) {
 	t.Helper()
 	py := os.Getenv("KILN_PYTHON")
 	if py == "" {
-		lacking(t, "python", "KILN_PYTHON is not set")
+		kilntest.Lacking(t, "python", "KILN_PYTHON is not set")
 	}
 	out, err := exec.CommandContext(t.Context(), py, "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.base_prefix)").Output()
 	if err != nil {
-		lacking(t, "python", fmt.Sprintf("KILN_PYTHON: %v", err))
+		kilntest.Lacking(t, "python", "KILN_PYTHON: %v", err)
 	}
 	version, prefix, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
 	return version, filepath.Join(prefix, "bin") + ":/usr/local/bin:/usr/bin:/bin"

@@ -23,6 +23,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // The same container for both engines: what differs is the program, and what was asked for by option.
@@ -288,10 +289,7 @@ func TestNoEngine(t *testing.T) {
 // A docker command without a service is the usual state of a machine that had docker once.
 func TestDockerDown(t *testing.T) {
 	if _, err := exec.LookPath("docker"); err != nil {
-		if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "docker") {
-			t.Fatal("KILN_REQUIRE has docker, and there is no docker command")
-		}
-		t.Skip("no docker command")
+		kilntest.Lacking(t, "docker", "no docker command")
 	}
 	c := Container(ContainerOptions{Engine: "docker", EngineArgs: []string{"--host", "unix://" + filepath.Join(t.TempDir(), "none.sock")}})
 	if _, err := c.Check(t.Context()); !errors.Is(err, ErrEngineDown) {

@@ -5,19 +5,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
+
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // Objects are compared by what is in them: names of nvcc's temporary files and folders do not count, code does.
 func TestCompareObjects(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
-		if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "cc") {
-			t.Fatal("there is no gcc (KILN_REQUIRE has cc)")
-		}
-		t.Skip("there is no gcc")
+		kilntest.Lacking(t, "cc", "there is no gcc")
 	}
 	dir := t.TempDir()
 	object := func(name, text string, args ...string) string {

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // sdistOf packs files as a source distribution would have them.
@@ -49,7 +50,7 @@ func gitServer(t *testing.T, dir string) http.Handler {
 	t.Helper()
 	path, err := exec.CommandContext(t.Context(), "git", "--exec-path").Output()
 	if err != nil {
-		lacking(t, "git", err.Error())
+		kilntest.Lacking(t, "git", "%v", err)
 	}
 	return &cgi.Handler{
 		Path: filepath.Join(strings.TrimSpace(string(path)), "git-http-backend"), Root: "/git",

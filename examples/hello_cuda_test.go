@@ -20,31 +20,24 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 const sourceDateEpoch = "1700000000"
-
-// lacking skips the test, or fails it if KILN_REQUIRE names tool.
-func lacking(t *testing.T, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
-	}
-	t.Skip(reason)
-}
 
 // python returns the interpreter that has the pinned packages.
 func python(t *testing.T) string {
 	t.Helper()
 	py := os.Getenv("KILN_PYTHON")
 	if py == "" {
-		lacking(t, "python", "KILN_PYTHON is not set: it names a Python with testdata/python/requirements.txt installed")
+		kilntest.Lacking(t, "python", "KILN_PYTHON is not set: it names a Python with testdata/python/requirements.txt installed")
 	}
 	if !filepath.IsAbs(py) {
 		t.Fatalf("KILN_PYTHON=%s is not an absolute path, and tests run in other directories", py)
 	}
 	if _, err := os.Stat(py); err != nil {
-		lacking(t, "python", "KILN_PYTHON: "+err.Error())
+		kilntest.Lacking(t, "python", "KILN_PYTHON: %v", err)
 	}
 	return py
 }
@@ -61,7 +54,7 @@ print(*(p + "/cu13" for p in (s.submodule_search_locations if s else [])), sep="
 			return home
 		}
 	}
-	lacking(t, "nvcc", "the packages of KILN_PYTHON have no nvcc")
+	kilntest.Lacking(t, "nvcc", "the packages of KILN_PYTHON have no nvcc")
 	return ""
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // clientPackages are what a Python needs for the tests of clients.
@@ -52,10 +53,7 @@ func tool(t *testing.T, name, variable string) string {
 			return path
 		}
 	}
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), name) {
-		t.Fatalf("KILN_REQUIRE lists %s, but it is neither beside KILN_PYTHON nor in %s", name, variable)
-	}
-	t.Skipf("%s is neither beside KILN_PYTHON nor named by %s", name, variable)
+	kilntest.Lacking(t, name, "%s is neither beside KILN_PYTHON nor named by %s", name, variable)
 	return ""
 }
 
@@ -510,10 +508,7 @@ func TestInstallers(t *testing.T) {
 func TestPypiSimple(t *testing.T) {
 	python := tool(t, "python", "KILN_PYTHON")
 	if out, err := exec.CommandContext(t.Context(), python, "-c", "import pypi_simple").CombinedOutput(); err != nil {
-		if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "pypi-simple") {
-			t.Fatalf("%s", out)
-		}
-		t.Skip("the Python of KILN_PYTHON has no pypi-simple")
+		kilntest.Lacking(t, "pypi-simple", "the Python of KILN_PYTHON has no pypi-simple: %s", out)
 	}
 	store := openStore(t, t.TempDir())
 	publish(t, store, writeWheels(t, fa128, fa130)...)

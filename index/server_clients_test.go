@@ -16,16 +16,8 @@ import (
 	"testing"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
-
-// needTool skips a test without a tool, or fails it if KILN_REQUIRE names the tool.
-func needTool(t *testing.T, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("KILN_REQUIRE names %s: %s", tool, reason)
-	}
-	t.Skip(reason)
-}
 
 // clientPrograms are the programs people use with an index.
 type clientPrograms struct {
@@ -46,13 +38,13 @@ func newClients(t *testing.T, modules ...string) *clientPrograms {
 	if c.python == "" {
 		path, err := exec.LookPath("python3")
 		if err != nil {
-			needTool(t, "python", "no Python on this machine")
+			kilntest.Lacking(t, "python", "no Python on this machine")
 		}
 		c.python = path
 	}
 	for _, m := range append([]string{"pip"}, modules...) {
 		if err := exec.CommandContext(t.Context(), c.python, "-c", "import "+m).Run(); err != nil {
-			needTool(t, m, "Python has no "+m+": "+c.python)
+			kilntest.Lacking(t, m, "Python has no %s: %s", m, c.python)
 		}
 	}
 	return c

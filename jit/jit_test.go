@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/jit"
 	"github.com/kiln-build/kiln/toolchain"
@@ -60,27 +61,18 @@ func helper(file, dir string) error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// lacking skips the test, or fails it if KILN_REQUIRE names tool.
-func lacking(t *testing.T, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
-	}
-	t.Skip(reason)
-}
-
 // python returns an interpreter with headers, and makes sure that there is a compiler.
 func python(t *testing.T) string {
 	t.Helper()
 	py := os.Getenv("KILN_PYTHON")
 	if py == "" {
-		lacking(t, "python", "KILN_PYTHON is not set")
+		kilntest.Lacking(t, "python", "KILN_PYTHON is not set")
 	}
 	if _, err := os.Stat(py); err != nil {
-		lacking(t, "python", "KILN_PYTHON: "+err.Error())
+		kilntest.Lacking(t, "python", "KILN_PYTHON: %v", err)
 	}
 	if _, err := exec.LookPath("g++"); err != nil {
-		lacking(t, "python", "no C++ compiler")
+		kilntest.Lacking(t, "python", "no C++ compiler")
 	}
 	return py
 }

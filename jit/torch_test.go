@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/jit"
 )
 
@@ -255,7 +256,7 @@ func TestCUDA(t *testing.T) {
 	p := newProject(t)
 	homes, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(p.python)), "lib", "python*", "site-packages", "nvidia", "cu*", "bin", "nvcc"))
 	if err != nil || len(homes) == 0 {
-		lacking(t, "nvcc", "no nvcc among the packages of KILN_PYTHON")
+		kilntest.Lacking(t, "nvcc", "no nvcc among the packages of KILN_PYTHON")
 	}
 	p.write("tiny.yml", "name: tiny\nsources: [k.cu]\narchs: \"9.0\"\n")
 	p.write("k.cu", cudaSource)

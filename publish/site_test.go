@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/publish/publishtest"
 )
@@ -23,10 +24,7 @@ import (
 // TestDeploy: the branch has the whole tree in one commit, whatever was there before, and nothing of the books.
 func TestDeploy(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
-		if strings.Contains(","+os.Getenv("KILN_REQUIRE")+",", ",git,") {
-			t.Fatal("no git on this machine (KILN_REQUIRE has git)")
-		}
-		t.Skip("no git on this machine")
+		kilntest.Lacking(t, "git", "no git on this machine")
 	}
 	dir := t.TempDir()
 	repo, remote, site := filepath.Join(dir, "repo"), filepath.Join(dir, "remote.git"), filepath.Join(dir, "site")

@@ -13,11 +13,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/safetensors"
 	"github.com/kiln-build/kiln/tensor"
 )
@@ -31,7 +31,7 @@ type python struct {
 func startPython(t *testing.T) *python {
 	t.Helper()
 	skip := t.Skipf
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "python") {
+	if kilntest.Required("python") {
 		skip = t.Fatalf
 	}
 	path := os.Getenv("KILN_PYTHON")

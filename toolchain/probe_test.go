@@ -25,6 +25,7 @@ import (
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/toolchain"
 )
 
@@ -675,31 +676,23 @@ func TestHang(t *testing.T) {
 // TestLocal looks at the machine that runs the test, with a real compiler, interpreter
 // and nvcc.
 func TestLocal(t *testing.T) {
-	need := strings.Split(os.Getenv("KILN_REQUIRE"), ",")
-	missing := func(tool, why string) {
-		t.Helper()
-		if slices.Contains(need, tool) {
-			t.Fatal(why)
-		}
-		t.Skip(why)
-	}
 	interpreter := os.Getenv("KILN_PYTHON")
 	if interpreter == "" {
-		missing("python", "KILN_PYTHON does not name an interpreter")
+		kilntest.Lacking(t, "python", "KILN_PYTHON does not name an interpreter")
 	}
 	m := toolchain.Probe(t.Context(), toolchain.Local(os.Environ()), toolchain.ProbeOptions{Python: interpreter, WorkDir: t.TempDir(), TempDir: t.TempDir(), Timeout: time.Minute})
 	if m.Python.Version == "" || len(m.Python.SitePackages) == 0 {
 		t.Errorf("Python: %+v, %+v", m.Python, m.Result("python"))
 	}
 	if r := m.Result("c++"); r.Status != toolchain.OK {
-		missing("python", "no C++ compiler: "+r.Detail)
+		kilntest.Lacking(t, "python", "no C++ compiler: %s", r.Detail)
 	}
 	if m.FreeDiskBytes <= 0 {
 		t.Error("free space is not known")
 	}
 	i := slices.IndexFunc(m.CUDA, func(k toolchain.CUDAToolkit) bool { return k.Layout == "pypi" })
 	if i < 0 {
-		missing("nvcc", "the interpreter has no nvcc among its packages")
+		kilntest.Lacking(t, "nvcc", "the interpreter has no nvcc among its packages")
 	}
 	kit := m.CUDA[i]
 	table, ok := compat.Default().Emits(kit.Version)
@@ -721,10 +714,7 @@ func TestTorchABI(t *testing.T) {
 	}
 	cxx, err := exec.LookPath("g++")
 	if err != nil {
-		if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "python") {
-			t.Fatal(err)
-		}
-		t.Skip("no g++")
+		kilntest.Lacking(t, "cc", "no g++")
 	}
 	const source = "#include <string>\nnamespace c10 { namespace detail { void torchCheckFail(const char*, const std::string& s) { (void)s.size(); } } }\n"
 	for _, abi := range []string{"0", "1"} {

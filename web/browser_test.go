@@ -8,22 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/web"
 )
-
-// require skips a test without a tool, or fails it if KILN_REQUIRE names the tool.
-func require(t *testing.T, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("KILN_REQUIRE names %s: %s", tool, reason)
-	}
-	t.Skip(reason)
-}
 
 // browserTools finds Chromium and Node.js and installs the packages of testdata/browser into
 // .cache/browser, once.
@@ -36,12 +26,12 @@ func browserTools(t *testing.T) (chromium, node, modules string) {
 		}
 	}
 	if chromium == "" {
-		require(t, "chromium", "no chromium on this machine")
+		kilntest.Lacking(t, "chromium", "no chromium on this machine")
 	}
 	node, err := exec.LookPath("node")
 	npm, err2 := exec.LookPath("npm")
 	if err != nil || err2 != nil {
-		require(t, "chromium", "no node and npm on this machine")
+		kilntest.Lacking(t, "chromium", "no node and npm on this machine")
 	}
 	modules, err = filepath.Abs("../.cache/browser")
 	if err != nil {
@@ -75,7 +65,7 @@ func browserTools(t *testing.T) (chromium, node, modules string) {
 	install := exec.CommandContext(t.Context(), npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts")
 	install.Dir = modules
 	if out, err := install.CombinedOutput(); err != nil {
-		require(t, "chromium", "npm ci: "+err.Error()+"\n"+string(out))
+		kilntest.Lacking(t, "chromium", "npm ci: %v\n%s", err, out)
 	}
 	if err := os.WriteFile(stamp, want, 0o644); err != nil {
 		t.Fatal(err)

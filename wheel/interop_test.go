@@ -7,12 +7,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -23,10 +23,7 @@ func python(t *testing.T) string {
 	t.Helper()
 	path := os.Getenv("KILN_PYTHON")
 	if path == "" {
-		if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "python") {
-			t.Fatal("KILN_REQUIRE lists python, but KILN_PYTHON is not set")
-		}
-		t.Skip("KILN_PYTHON is not set: needs a Python with pip, setuptools, wheel, build and packaging")
+		kilntest.Lacking(t, "python", "KILN_PYTHON is not set: needs a Python with pip, setuptools, wheel, build and packaging")
 	}
 	return path
 }

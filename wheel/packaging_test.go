@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -288,7 +289,7 @@ func TestPackagingStricter(t *testing.T) {
 // TestPackagingCorpusIsCurrent makes the corpus again and compares every byte.
 func TestPackagingCorpusIsCurrent(t *testing.T) {
 	skip := t.Skipf
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "python") {
+	if kilntest.Required("python") {
 		skip = t.Fatalf
 	}
 	python := os.Getenv("KILN_PYTHON")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/boxtest"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -62,16 +63,6 @@ func driver(name string) func(*testing.T) *exec.Cmd {
 
 func killGroup(driver *exec.Cmd) error { return syscall.Kill(-driver.Process.Pid, syscall.SIGKILL) }
 
-// lacking skips the test, or fails it if KILN_REQUIRE names the tool.
-func lacking(t *testing.T, tool, format string, args ...any) {
-	t.Helper()
-	reason := fmt.Sprintf(format, args...)
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
-	}
-	t.Skip(reason)
-}
-
 func TestHost(t *testing.T) {
 	boxtest.Run(t, boxtest.Suite{
 		Sandboxes: sandboxes("host"), Driver: driver("host"), KillGroup: killGroup,
@@ -109,14 +100,14 @@ func podman(t *testing.T) build.Sandboxes {
 	box, err := boxes.Open(t.Context(), build.BoxSpec{Name: "probe", Owner: "boxtest probe", Image: image})
 	switch {
 	case errors.Is(err, build.ErrNoEngine):
-		lacking(t, "podman", "no podman: scripts/podman.sh installs it")
+		kilntest.Lacking(t, "podman", "no podman: scripts/podman.sh installs it")
 	case errors.Is(err, build.ErrNoImage):
-		lacking(t, "podman", "no image %s: e2e/images.sh ci makes it", image)
+		kilntest.Lacking(t, "podman", "no image %s: e2e/images.sh ci makes it", image)
 	case err != nil:
-		lacking(t, "podman", "podman does not work here: %v", err)
+		kilntest.Lacking(t, "podman", "podman does not work here: %v", err)
 	}
 	if _, err := box.Run(t.Context(), build.Command{Argv: []string{"true"}, Env: []string{boxtest.PATH}}); err != nil {
-		lacking(t, "podman", "podman does not work here: %v", err)
+		kilntest.Lacking(t, "podman", "podman does not work here: %v", err)
 	}
 	return boxes
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // The test binary is a launcher too: see init.
@@ -35,10 +36,7 @@ func newBench(t testing.TB) *bench {
 	b := &bench{t: t, dir: t.TempDir()}
 	for tool, promise := range map[string]string{"g++": "cc", "ccache": "ccache"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), promise) {
-				t.Fatalf("%v (KILN_REQUIRE has %s)", err, promise)
-			}
-			t.Skip("there is no " + tool)
+			kilntest.Lacking(t, promise, "there is no %s", tool)
 		}
 	}
 	gcc, _ := exec.LookPath("g++")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish/publishtest"
 )
@@ -43,10 +44,7 @@ func python(t *testing.T) string {
 	t.Helper()
 	name := os.Getenv("KILN_PYTHON")
 	if name == "" {
-		if strings.Contains(","+os.Getenv("KILN_REQUIRE")+",", ",python,") {
-			t.Fatal("KILN_REQUIRE names python, and KILN_PYTHON is not set")
-		}
-		t.Skip("KILN_PYTHON is not set")
+		kilntest.Lacking(t, "python", "KILN_PYTHON is not set")
 	}
 	return name
 }

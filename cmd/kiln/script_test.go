@@ -18,6 +18,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	children "github.com/kiln-build/kiln/internal/run"
 )
 
@@ -50,7 +51,7 @@ func TestScripts(t *testing.T) {
 			t.Fatalf("KILN_PYTHON: %v", err)
 		}
 		version, path, _ = strings.Cut(strings.TrimSpace(string(out)), " ")
-	} else if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "python") {
+	} else if kilntest.Required("python") {
 		t.Error("KILN_PYTHON is not set (KILN_REQUIRE has python)")
 	}
 	cudaRoot := sharingTools(t, python)
@@ -89,15 +90,14 @@ func sharingTools(t *testing.T, python string) string {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(filepath.Dir(python), "..", "lib", "python3*", "site-packages", "nvidia", "cu13", "bin", "nvcc"))
 	_, err := exec.LookPath("ccache")
-	required := strings.Split(os.Getenv("KILN_REQUIRE"), ",")
 	if len(found) == 0 || python == "" {
-		if slices.Contains(required, "nvcc") {
+		if kilntest.Required("nvcc") {
 			t.Error("the packages of KILN_PYTHON have no nvcc (KILN_REQUIRE has nvcc)")
 		}
 		return ""
 	}
 	if err != nil {
-		if slices.Contains(required, "ccache") {
+		if kilntest.Required("ccache") {
 			t.Errorf("%v (KILN_REQUIRE has ccache)", err)
 		}
 		return ""

@@ -9,13 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/quant"
 	"github.com/kiln-build/kiln/safetensors"
 )
@@ -43,7 +43,7 @@ func library(t *testing.T) string {
 		t.Skip("libkiln is a library for Linux")
 	}
 	if _, err := exec.LookPath(compiler()); err != nil {
-		lacking(t, "cc", "no C compiler")
+		kilntest.Lacking(t, "cc", "no C compiler")
 	}
 	built.once.Do(func() {
 		if built.dir, built.err = os.MkdirTemp("", "libkiln"); built.err != nil { //nolint:usetesting // lives as long as all tests
@@ -65,15 +65,6 @@ func compiler() string {
 		return cc
 	}
 	return "cc"
-}
-
-// lacking skips a test that needs a tool, or fails it where the tool is required.
-func lacking(t *testing.T, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("%s, and KILN_REQUIRE names %s", reason, tool)
-	}
-	t.Skip(reason)
 }
 
 // run runs a command in a folder and returns what it wrote to standard output.
@@ -104,7 +95,7 @@ func TestC(t *testing.T) {
 func TestHeaderIsCPlusPlus(t *testing.T) {
 	cxx, err := exec.LookPath("c++")
 	if err != nil {
-		lacking(t, "cc", "no C++ compiler")
+		kilntest.Lacking(t, "cc", "no C++ compiler")
 	}
 	source := filepath.Join(t.TempDir(), "h.cc")
 	if err := os.WriteFile(source, []byte("#include <kiln.h>\nint main() { return kiln_abi_version() - KILN_ABI_VERSION; }\n"), 0o666); err != nil {
@@ -121,7 +112,7 @@ func python(t *testing.T) (string, []string) {
 		path, _ = exec.LookPath("python3")
 	}
 	if path == "" || exec.CommandContext(t.Context(), path, "-c", "import numpy").Run() != nil {
-		lacking(t, "python", "no Python with numpy; KILN_PYTHON can name one")
+		kilntest.Lacking(t, "python", "no Python with numpy; KILN_PYTHON can name one")
 	}
 	root, err := filepath.Abs("../../python")
 	if err != nil {

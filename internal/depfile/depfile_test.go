@@ -13,6 +13,7 @@ import (
 
 	"github.com/kiln-build/kiln/internal/depfile"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 func TestParse(t *testing.T) {
@@ -52,10 +53,7 @@ func TestParse(t *testing.T) {
 func TestCompiler(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
-		if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "cc") {
-			t.Fatal("gcc is required, and not there")
-		}
-		t.Skip("no gcc")
+		kilntest.Lacking(t, "cc", "no gcc")
 	}
 	dir := t.TempDir()
 	want := []string{"x.c", "a b.h", "c$d.h", "e#f.h", `g\h.h`, `i\ j.h`, `k\\ l.h`, `m\\n.h`, "o:p.h"}

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -368,7 +369,7 @@ func TestNoNetwork(t *testing.T) {
 		var out bytes.Buffer
 		cmd := run.Cmd{Argv: []string{exe}, Env: []string{helperEnv + "=dial", "KILN_RUN_DIAL=" + server.Addr().String()}, Stdout: &out, NoNetwork: tt.off}
 		_, err := cmd.Run(t.Context())
-		if errors.Is(err, run.ErrNotSupported) && !strings.Contains(os.Getenv("KILN_REQUIRE"), "netns") {
+		if errors.Is(err, run.ErrNotSupported) && !kilntest.Required("netns") {
 			t.Skip("this system refuses network namespaces")
 		}
 		if err != nil || out.String() != tt.want {
@@ -403,7 +404,7 @@ func TestNoNetworkUnprivileged(t *testing.T) {
 	if errors.Is(err, os.ErrPermission) {
 		t.Skip("the test binary is in a folder that others cannot read")
 	}
-	if strings.Contains(string(out), "not supported") && !strings.Contains(os.Getenv("KILN_REQUIRE"), "netns") {
+	if strings.Contains(string(out), "not supported") && !kilntest.Required("netns") {
 		t.Skip("this system refuses user namespaces")
 	}
 	want := "65534\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\nCapAmb:\t0000000000000000\n"

@@ -17,26 +17,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/quant"
 	"github.com/kiln-build/kiln/quant/cuda"
 	"github.com/kiln-build/kiln/quant/quanttest"
 	"github.com/kiln-build/kiln/safetensors"
 )
 
-// lacking skips the test, or fails it if KILN_REQUIRE names tool.
-func lacking(t testing.TB, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
-	}
-	t.Skip(reason)
-}
-
 func open(t testing.TB, opts cuda.Options) *cuda.Device {
 	t.Helper()
 	d, err := cuda.Open(opts)
 	if errors.Is(err, cuda.ErrNotSupported) {
-		lacking(t, "gpu", err.Error())
+		kilntest.Lacking(t, "gpu", "%v", err)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -142,18 +134,18 @@ func compiler(t *testing.T) *cuda.Compiler {
 	t.Helper()
 	py := os.Getenv("KILN_PYTHON")
 	if py == "" {
-		lacking(t, "python", "KILN_PYTHON is not set: it names a Python with testdata/python/requirements.txt installed")
+		kilntest.Lacking(t, "python", "KILN_PYTHON is not set: it names a Python with testdata/python/requirements.txt installed")
 	}
 	const find = `import glob, importlib.util as u
 s = u.find_spec("nvidia")
 print(*(f for p in (s.submodule_search_locations if s else []) for f in glob.glob(p + "/cu13/lib/libnvrtc.so.*")), sep="\n")`
 	out, err := exec.CommandContext(t.Context(), py, "-c", find).Output()
 	if err != nil {
-		lacking(t, "python", "KILN_PYTHON: "+err.Error())
+		kilntest.Lacking(t, "python", "KILN_PYTHON: %v", err)
 	}
 	path, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	if path == "" {
-		lacking(t, "nvcc", "the packages of KILN_PYTHON have no NVRTC")
+		kilntest.Lacking(t, "nvcc", "the packages of KILN_PYTHON have no NVRTC")
 	}
 	c, err := cuda.NewCompiler(path)
 	if err != nil {

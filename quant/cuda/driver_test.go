@@ -10,13 +10,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/quant"
 	"github.com/kiln-build/kiln/tensor"
 )
@@ -71,10 +71,7 @@ func compileC(t *testing.T, source string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
-		if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), "cc") {
-			t.Fatal("no C compiler (KILN_REQUIRE has cc)")
-		}
-		t.Skip("no C compiler")
+		kilntest.Lacking(t, "cc", "no C compiler")
 	}
 	path := filepath.Join(t.TempDir(), "libfake.so")
 	args := []string{"-shared", "-fPIC", "-O1", "-o", path, filepath.Join("testdata", source)}

@@ -15,16 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/audit/internal/fatbin"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
-
-// lacking skips the test, or fails it if KILN_REQUIRE names the tool.
-func lacking(t *testing.T, tool, reason string) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KILN_REQUIRE"), ","), tool) {
-		t.Fatalf("%s (KILN_REQUIRE has %s)", reason, tool)
-	}
-	t.Skip(reason)
-}
 
 // A toolkit has nvcc and cuobjdump in its folder bin.
 type toolkit struct {
@@ -70,7 +62,7 @@ print(*(p + "/cu13" for p in (s.submodule_search_locations if s else [])), sep="
 		found = append(found, k)
 	}
 	if len(found) == 0 {
-		lacking(t, "cuobjdump", "no toolkit with nvcc and cuobjdump in KILN_PYTHON or KILN_CUDA_HOMES")
+		kilntest.Lacking(t, "cuobjdump", "no toolkit with nvcc and cuobjdump in KILN_PYTHON or KILN_CUDA_HOMES")
 	}
 	return found
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/kiln-build/kiln/audit/internal/fatbin"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // codeObject is an entry of a bundle.
@@ -157,7 +158,7 @@ func bundlers(t *testing.T) []string {
 	if len(list) == 0 {
 		path, err := exec.LookPath("clang-offload-bundler")
 		if err != nil {
-			lacking(t, "clang-offload-bundler", err.Error())
+			kilntest.Lacking(t, "clang-offload-bundler", "%v", err)
 		}
 		list = []string{path}
 	}

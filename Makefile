@@ -169,7 +169,7 @@ e2e-slurm: deps
 	@scripts/podman.sh
 	@e2e/images.sh ci
 	@scripts/sharedeps.sh
-	scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 2h
+	scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -parallel 8 -v -count=1 -timeout 2h
 
 ## sim-slurm: many rows on a simulated cluster, a node for 50 rows: makespan, memory, calls of Slurm (ROWS=10000)
 .PHONY: sim-slurm

@@ -337,5 +337,8 @@ func TestE2EPreempted(t *testing.T) {
 	if err != nil || !strings.Contains(string(log), "preempt") {
 		t.Errorf("nothing was preempted: %v", err)
 	}
+	if !strings.Contains(p.read("output"), "put back into the queue by Slurm") && !strings.Contains(p.read("output"), "stopped by Slurm") {
+		t.Errorf("kiln did not say so:\n%s", p.tail())
+	}
 	t.Log("\n" + p.tail())
 }

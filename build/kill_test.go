@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -181,8 +182,16 @@ func TestKillShared(t *testing.T) {
 		t.Fatalf("build kiln: %v\n%s", err, out)
 	}
 	t.Setenv(programEnv, program)
+	kills := 30
+	if text := os.Getenv("KILN_KILLS"); text != "" { // so that it can be run in parts
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("KILN_KILLS: %v", err)
+		}
+		kills = n
+	}
 	p := sixRows(t, "")
-	killBuild(t, p, 30)
+	killBuild(t, p, kills)
 	hits := 0
 	for _, row := range p.plan().Rows {
 		record, err := build.ReadRecord(filepath.Join(p.dir, "dist"), row.ID)

@@ -833,13 +833,14 @@ func (r *Runner) sweepPrograms() error {
 	if err != nil {
 		return err
 	}
-	used := quote(r.opts.Worker)
+	var used strings.Builder
+	used.WriteString(quote(r.opts.Worker))
 	for _, name := range scripts {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			return err
 		}
-		used += string(text)
+		used.Write(text)
 	}
 	programs, err := os.ReadDir(r.opts.Programs)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -847,7 +848,7 @@ func (r *Runner) sweepPrograms() error {
 	}
 	for _, p := range programs {
 		path := filepath.Join(r.opts.Programs, p.Name())
-		if !p.Type().IsRegular() || strings.Contains(used, quote([]string{path})) {
+		if !p.Type().IsRegular() || strings.Contains(used.String(), quote([]string{path})) {
 			continue
 		}
 		if err := os.Remove(path); err != nil {

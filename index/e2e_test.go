@@ -50,7 +50,7 @@ func venv(t *testing.T, name string, requirements ...string) string {
 	if runtime.GOOS == "windows" {
 		python = filepath.Join(dir, "Scripts", "python.exe")
 	}
-	done, want := filepath.Join(dir, "done.txt"), strings.Join(requirements, "\n")
+	done, want := filepath.Join(dir, "done.txt"), strings.Join(requirements, "\n")+"\nupgraded"
 	if have, err := os.ReadFile(done); err == nil && string(have) == want {
 		return python
 	}
@@ -63,7 +63,7 @@ func venv(t *testing.T, name string, requirements ...string) string {
 	}
 	for _, args := range [][]string{
 		{base, "-m", "venv", dir},
-		append([]string{python, "-m", "pip", "install", "-q", "--disable-pip-version-check"}, requirements...),
+		append([]string{python, "-m", "pip", "install", "-q", "--upgrade", "--disable-pip-version-check"}, requirements...), // a new environment has an old pip
 	} {
 		if out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)

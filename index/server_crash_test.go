@@ -75,7 +75,7 @@ func TestServerKill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts and kills servers")
 	}
-	uploads := scale(24, 100)
+	uploads := scale(24, 400)
 	dir := t.TempDir()
 	tokens, err := index.OpenTokens(filepath.Join(dir, ".kiln", "tokens.json"))
 	if err != nil {
@@ -97,7 +97,7 @@ func TestServerKill(t *testing.T) {
 	for len(confirmed) < uploads {
 		cmd, url := startChild(t, dir)
 		// Kill after so many confirmations, while others are under way; never in the last round.
-		left := 1 + rand.IntN(scale(10, 20))
+		left := 1 + rand.IntN(scale(10, 3))
 		var mu sync.Mutex
 		var wait sync.WaitGroup
 		next := make(chan int)
@@ -175,7 +175,7 @@ func TestServerKill(t *testing.T) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("left over: %q %v", left, err)
 	}
-	if kills < scale(1, 3) {
+	if kills < scale(1, 100) {
 		t.Errorf("only %d kills", kills)
 	}
 }

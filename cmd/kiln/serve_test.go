@@ -89,7 +89,13 @@ func startServe(t *testing.T, f serveFlags) (s *serving, wheel []byte) {
 	return s, wheel
 }
 
-func (s *serving) do(client *http.Client, method, url string) (*http.Response, string) {
+// reply is an answer with its body.
+type reply struct {
+	status, major int // major version of HTTP
+	body          string
+}
+
+func (s *serving) do(client *http.Client, method, url string) reply {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), method, url, nil)
 	if err != nil {
@@ -104,7 +110,7 @@ func (s *serving) do(client *http.Client, method, url string) (*http.Response, s
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return res, string(body)
+	return reply{res.StatusCode, res.ProtoMajor, string(body)}
 }
 
 // writeCertificate writes a key pair for 127.0.0.1 and returns the pool that trusts it.
@@ -154,17 +160,17 @@ func TestServeTLS(t *testing.T) {
 	}
 	for major := 1; major <= 2; major++ {
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, ForceAttemptHTTP2: major == 2}}
-		res, body := s.do(client, http.MethodGet, s.url+"cu128/torch2.9/simple/demo-ext/")
-		if res.StatusCode != http.StatusOK || res.ProtoMajor != major || !strings.Contains(body, "demo_ext-1.0+cu128.torch2.9-py3-none-any.whl</a>") {
-			t.Errorf("HTTP/%d: %s %s\n%s", major, res.Proto, res.Status, body)
+		got := s.do(client, http.MethodGet, s.url+"cu128/torch2.9/simple/demo-ext/")
+		if got.status != http.StatusOK || got.major != major || !strings.Contains(got.body, "demo_ext-1.0+cu128.torch2.9-py3-none-any.whl</a>") {
+			t.Errorf("HTTP/%d: %+v", major, got)
 		}
-		if res, body := s.do(client, http.MethodPost, s.url+"legacy/"); res.StatusCode != http.StatusForbidden {
-			t.Errorf("an upload to a server that is read-only: %s %s", res.Status, body)
+		if got := s.do(client, http.MethodPost, s.url+"legacy/"); got.status != http.StatusForbidden {
+			t.Errorf("an upload to a server that is read-only: %+v", got)
 		}
 		client.CloseIdleConnections()
 	}
-	if _, body := s.do(http.DefaultClient, http.MethodGet, s.metrics); !strings.Contains(body, "\nkiln_http_requests_total{handler=\"page\",code=\"2xx\"} 2\n") {
-		t.Errorf("metrics:\n%s", body)
+	if got := s.do(http.DefaultClient, http.MethodGet, s.metrics); !strings.Contains(got.body, "\nkiln_http_requests_total{handler=\"page\",code=\"2xx\"} 2\n") {
+		t.Errorf("metrics: %+v", got)
 	}
 	s.stop()
 	if err := <-s.ended; err != nil || !s.app.stopped {

@@ -13,12 +13,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -284,16 +284,7 @@ func start(t *testing.T, port int, argv ...string) {
 			t.Logf("%s:\n%s", argv[0], log.String())
 		}
 	})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			conn.Close()
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s does not answer: %v", argv[0], err)
-		}
-	}
+	kilntest.WaitForPort(t, port, argv[0])
 }
 
 // TestE2EShareRemote: two machines, that is, two empty state folders, share through a real bazel-remote and through a real Redis, both with a

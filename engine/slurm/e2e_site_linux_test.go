@@ -17,6 +17,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/engine/enginetest"
 	"github.com/kiln-build/kiln/engine/slurm"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // TestE2ESite is what a site sets up once, on the real cluster. The parts are at work at the same time, as they mostly wait.
@@ -157,16 +158,7 @@ func serve(t *testing.T, port int, argv ...string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			conn.Close()
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s does not answer: %v", argv[0], err)
-		}
-	}
+	kilntest.WaitForPort(t, port, argv[0])
 }
 
 // cache: each node has a disk of its own, and they share compiles through a Redis. What makes the disks differ on one machine is a mount

@@ -2,10 +2,13 @@
 package kilntest
 
 import (
+	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Required reports whether KILN_REQUIRE, a comma list, names a tool: then a test that needs it must not be skipped.
@@ -20,4 +23,19 @@ func Lacking(t testing.TB, tool, reason string, args ...any) {
 		t.Fatalf(reason+" (KILN_REQUIRE has "+tool+")", args...)
 	}
 	t.Skipf(reason, args...)
+}
+
+// WaitForPort waits until a server on this machine answers.
+func WaitForPort(t testing.TB, port int, server string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			_ = conn.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s does not answer: %v", server, err)
+		}
+	}
 }

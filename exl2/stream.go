@@ -108,12 +108,13 @@ func (s source) ReadAt(p []byte, off int64) (int, error) {
 func (w *writer) streamShard(ctx context.Context, f *os.File, s *Shard, rec *shardRecord) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	free := make(chan *chunk, buffersPerWorker)
-	for range buffersPerWorker {
+	buffers := max(minBuffersPerWorker, allBuffers/min(w.opts.Workers, len(w.plan.Shards)))
+	free := make(chan *chunk, buffers)
+	for range buffers {
 		free <- &chunk{buf: make([]byte, w.opts.BufferBytes)}
 	}
 	consume := func(use func(*chunk) error) (chan<- *chunk, func()) {
-		in := make(chan *chunk, buffersPerWorker)
+		in := make(chan *chunk, buffers)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)

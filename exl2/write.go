@@ -38,7 +38,7 @@ type WriteOptions struct {
 	// Workers is how many shards (or, without hashing, ranges) are written at the same time; 0 means one for each two
 	// processors with hashing, and one for each without.
 	Workers int
-	// BufferBytes is the size of one of the eight buffers of a worker; 0 means 512 KiB.
+	// BufferBytes is the size of a buffer, of which all workers together have 64, but each at least 8; 0 means 256 KiB.
 	BufferBytes int
 	// Progress is called from one goroutine at a time, often; nil means not at all.
 	Progress func(Progress)
@@ -64,8 +64,12 @@ type Result struct {
 	Manifest  *Manifest     `json:"-"`
 }
 
-// buffersPerWorker bounds the memory of a shard that is being written.
-const buffersPerWorker = 8
+// Buffers bound the memory of shards that are being written. They hold enough to go on hashing while the disk pauses for
+// some milliseconds, as disks do.
+const (
+	allBuffers          = 64
+	minBuffersPerWorker = 8
+)
 
 // Write executes the plan. The folder is built beside the target under a hidden name and appears under its own name in one
 // rename, after everything is on disk. An interrupted write leaves the hidden folder behind; the next Write of the same plan
@@ -74,7 +78,7 @@ func Write(ctx context.Context, p *Plan, opts WriteOptions) (*Result, error) {
 	start := time.Now()
 	w := &writer{plan: p, opts: opts, digest: p.Digest(), shards: make([]*shardRecord, len(p.Shards))}
 	if w.opts.BufferBytes <= 0 {
-		w.opts.BufferBytes = 512 << 10
+		w.opts.BufferBytes = 256 << 10
 	}
 	w.opts.BufferBytes = max(w.opts.BufferBytes, 4096) &^ 4095
 	if w.opts.Workers <= 0 {

@@ -8,6 +8,8 @@
 //
 // It makes a job with the layers of a real model and random contents in a folder that it removes again, and runs every
 // program on it in turns, each with an empty page cache (where it may empty it) and with the output synced to disk at the end.
+// A virtual machine gives memory that nobody uses back to its host and gets it back slowly, page by page; so that every
+// program finds the same, the memory that the page cache will need is used once before each run.
 // It fails if kiln misses a goal: 1.05 of cat without hashing, 1.2 with, and 100 MB of memory.
 package main
 
@@ -52,7 +54,12 @@ func main() {
 	kiln := flag.String("kiln", "bin/kiln", "the kiln to measure")
 	python := flag.String("python", "python3", "a Python with numpy and safetensors; empty leaves it out")
 	keep := flag.Bool("keep", false, "keep the job, for looking into a result")
+	claim := flag.Int64("claim", 0, "only use this many bytes of memory, once")
 	flag.Parse()
+	if *claim > 0 {
+		use(make([]byte, *claim))
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx, os.Stdout, *size, *dir, *runs, *kiln, *python, *keep)
 	stop()
@@ -106,6 +113,9 @@ func run(ctx context.Context, w io.Writer, size, dir string, runs int, kiln, pyt
 	for i := range runs {
 		for k, p := range programs {
 			cold = dropCaches(ctx) && cold
+			if err := claimMemory(ctx, 2*j.bytes); err != nil {
+				return err
+			}
 			r, err := p.run(ctx)
 			if err != nil {
 				return err
@@ -151,6 +161,32 @@ func (p *program) run(ctx context.Context) (result, error) {
 // dropCaches writes out everything and empties the page cache; it reports whether that was possible.
 func dropCaches(ctx context.Context) bool {
 	return exec.CommandContext(ctx, "sh", "-c", "sync && echo 3 >/proc/sys/vm/drop_caches").Run() == nil
+}
+
+// claimMemory has a child use n bytes of memory, or what can be had without harm.
+func claimMemory(ctx context.Context, n int64) error {
+	info, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return nil // another system
+	}
+	var available int64
+	if _, rest, ok := strings.Cut(string(info), "MemAvailable:"); ok {
+		fmt.Sscan(rest, &available) //nolint:errcheck // then it stays 0
+	}
+	if n = min(n, available*1024*3/4); n <= 0 {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return exec.CommandContext(ctx, self, "-claim", fmt.Sprint(n)).Run()
+}
+
+func use(memory []byte) {
+	for i := 0; i < len(memory); i += os.Getpagesize() {
+		memory[i] = 1
+	}
 }
 
 func median[T int64 | time.Duration](values []T) T {

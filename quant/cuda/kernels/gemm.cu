@@ -157,7 +157,7 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
   float acc[NS][2][NB][4] = {}, sum[Round ? 1 : NS][2][NB][4] = {}, offsets[NB][4] = {};
   bool raw = B == 4;
   auto flush = [&] {
-    if (Round) return;
+    if constexpr (Round) return;
 #pragma unroll
     for (int s = 0; s < NS; s++)
 #pragma unroll
@@ -222,22 +222,22 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
       commitAsync();
       auto units = [&](auto width) {
         constexpr int bits = decltype(width)::value;
-        if (mayBeRaw && bits == 4) {
+        if constexpr (mayBeRaw && bits == 4) {
           addOffsets<NB>(xs, offsets);
 #pragma unroll
           for (int s = 0; s < NS; s++) {
             if (B != 4) loadWords<4>(stage + s * bits * 128, lane, words[0]);
             multiplyRaw<NB>(words[B == 4 ? s : 0], xs, acc[s]);
           }
-          return;
-        }
+        } else {
 #pragma unroll
-        for (int s = 0; s < NS; s++) {
-          u32 scale[4];
-          Zeros z;
-          if (Round) columnPairs(scaleBits[s], scale);
-          if (Asym) expandZeros(zeroBits[s], z);
-          multiply<bits, NB, Round, Asym>(stage + s * bits * 128, lane, z, scale, xs, acc[s]);
+          for (int s = 0; s < NS; s++) {
+            u32 scale[4];
+            Zeros z;
+            if (Round) columnPairs(scaleBits[s], scale);
+            if (Asym) expandZeros(zeroBits[s], z);
+            multiply<bits, NB, Round, Asym>(stage + s * bits * 128, lane, z, scale, xs, acc[s]);
+          }
         }
       };
       if (B) {

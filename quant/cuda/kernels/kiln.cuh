@@ -270,11 +270,22 @@ __device__ __forceinline__ void expandZeros(uint2 v, Zeros &z) {
   for (int i = 0; i < 4; i++) z.with1024[i] = hsub2(z.plain[i], 0xE400E400);  // − (−1024)
 }
 
-
 __device__ __forceinline__ void mma(float (&c)[4], const u32 *a, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// addProducts multiplies 32 rows of 32 columns by the activations.
+template <int NB> __device__ __forceinline__ void addProducts(const u32 (&q)[16], const uint4 (&x)[NB], float (&acc)[2][NB][4]) {
+#pragma unroll
+  for (int f = 0; f < 2; f++)
+#pragma unroll
+    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f, x[n].x, x[n].y);
+#pragma unroll
+  for (int f = 0; f < 2; f++)
+#pragma unroll
+    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f + 4, x[n].z, x[n].w);
 }
 
 // multiply unpacks a unit and multiplies it. With Round, weights are rounded to half precision as in a reconstructed
@@ -289,14 +300,7 @@ __device__ __forceinline__ void multiply(const unsigned char *unit, int lane, co
 #pragma unroll
     for (int i = 0; i < 16; i++) q[i] = hmul2(q[i], scale[(i >> 3) * 2 + (i & 1)]);
   }
-#pragma unroll
-  for (int f = 0; f < 2; f++)
-#pragma unroll
-    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f, x[n].x, x[n].y);
-#pragma unroll
-  for (int f = 0; f < 2; f++)
-#pragma unroll
-    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f + 4, x[n].z, x[n].w);
+  addProducts<NB>(q, x, acc);
 }
 
 // multiplyRaw multiplies a unit of 4 bits as unpackRaw gives it. What that is too much is addOffsets times 1 + zero/256, or
@@ -304,14 +308,7 @@ __device__ __forceinline__ void multiply(const unsigned char *unit, int lane, co
 template <int NB> __device__ __forceinline__ void multiplyRaw(const u32 (&w)[4], const uint4 (&x)[NB], float (&acc)[2][NB][4]) {
   u32 q[16];
   unpackRaw(w, q);
-#pragma unroll
-  for (int f = 0; f < 2; f++)
-#pragma unroll
-    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f, x[n].x, x[n].y);
-#pragma unroll
-  for (int f = 0; f < 2; f++)
-#pragma unroll
-    for (int n = 0; n < NB; n++) mma(acc[f][n], q + 8 * f + 4, x[n].z, x[n].w);
+  addProducts<NB>(q, x, acc);
 }
 
 // addOffsets multiplies 256, and 16, by all activations of a block. It does so as the codes are multiplied, so that both are rounded alike.

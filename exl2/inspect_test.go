@@ -93,6 +93,23 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+func TestVerifyProgress(t *testing.T) {
+	fx := llama(t, t.TempDir())
+	if _, err := Write(t.Context(), planFixture(t, fx, PlanOptions{}), WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var last Progress
+	rep, err := Verify(t.Context(), fx.out, VerifyOptions{Progress: func(p Progress) {
+		if p.Done <= last.Done {
+			t.Errorf("%d bytes after %d", p.Done, last.Done)
+		}
+		last = p
+	}})
+	if err != nil || !rep.OK() || last.Done != last.Total || last.Total != rep.Bytes {
+		t.Errorf("the last progress is %+v of %d bytes, %v, %v", last, rep.Bytes, rep, err)
+	}
+}
+
 func TestVerifyFindsDamage(t *testing.T) {
 	flip := func(name func(*Plan) string, at func(*Plan) int64) func(*testing.T, *fixture, *Plan) {
 		return func(t *testing.T, fx *fixture, p *Plan) {
@@ -124,6 +141,11 @@ func TestVerifyFindsDamage(t *testing.T) {
 		{"config", func(t *testing.T, fx *fixture, _ *Plan) {
 			editJSON(t, filepath.Join(fx.out, ConfigFile), func(m map[string]any) { delete(m, "quantization_config") })
 		}, VerifyOptions{}, "quant_method"},
+		{"manifest", func(t *testing.T, fx *fixture, _ *Plan) {
+			editJSON(t, filepath.Join(fx.out, ManifestName), func(m map[string]any) {
+				m["tensors"].([]any)[0].(map[string]any)["offset"] = int64(math.MaxInt64 - 1)
+			})
+		}, VerifyOptions{}, "the manifest puts it at 9223372036854775806"},
 		{"missing shard", func(t *testing.T, fx *fixture, p *Plan) { os.Remove(filepath.Join(fx.out, p.Shards[1].Name)) }, VerifyOptions{}, "not in the folder"},
 		{"stranger", func(t *testing.T, fx *fixture, p *Plan) {
 			if err := writeSafetensors(filepath.Join(fx.out, "output_temp_1.safetensors"), nil, false); err != nil {

@@ -3,33 +3,14 @@ package exl2
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"hash"
 	"io"
 	"os"
 	"sync"
-	"sync/atomic"
 
 	"github.com/kiln-build/kiln/internal/fsx"
 )
-
-// chunk is a buffer on its way from the producer to the file and to the two digests.
-type chunk struct {
-	buf  []byte
-	n    int
-	off  int64
-	segs []segment
-	refs atomic.Int32 // consumers that still need it
-}
-
-// segment is the part of a chunk that belongs to one tensor, or to the header.
-type segment struct {
-	n    int
-	last bool // the tensor ends here
-	data bool // false for the header
-}
 
 // inputs keeps the file that was read last open; tensors of one file mostly come one after the other.
 type inputs struct {
@@ -106,36 +87,9 @@ func (s source) ReadAt(p []byte, off int64) (int, error) {
 // streamShard writes a shard in order through a fixed set of buffers. Reading and converting, writing, the digest of the file
 // and the digests of the tensors are four goroutines, so hashing costs another processor, not time.
 func (w *writer) streamShard(ctx context.Context, f *os.File, s *Shard, rec *shardRecord) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	buffers := max(minBuffersPerWorker, allBuffers/min(w.opts.Workers, len(w.plan.Shards)))
-	free := make(chan *chunk, buffers)
-	for range buffers {
-		free <- &chunk{buf: make([]byte, w.opts.BufferBytes)}
-	}
-	consume := func(use func(*chunk) error) (chan<- *chunk, func()) {
-		in := make(chan *chunk, buffers)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			for c := range in {
-				if ctx.Err() == nil {
-					if err := use(c); err != nil {
-						cancel(err)
-					}
-				}
-				if c.refs.Add(-1) == 0 {
-					free <- c
-				}
-			}
-		}()
-		return in, func() { close(in); <-done }
-	}
-
-	whole := sha256.New()
-	tensors := &tensorHasher{h: sha256.New()}
+	p := newPipeline(ctx, max(minBuffersPerWorker, allBuffers/min(w.opts.Workers, len(w.plan.Shards))), w.opts.BufferBytes)
 	var sent int64 // on the way to the disk
-	write, waitWrite := consume(func(c *chunk) error {
+	p.consume(func(c *chunk) error {
 		_, err := f.WriteAt(c.buf[:c.n], c.off)
 		if end := c.off + int64(c.n); end-sent >= writebackBytes {
 			fsx.StartWriteback(f, sent, end-sent)
@@ -144,50 +98,22 @@ func (w *writer) streamShard(ctx context.Context, f *os.File, s *Shard, rec *sha
 		w.advance(int64(c.n))
 		return err
 	})
-	sumFile, waitFile := consume(func(c *chunk) error { whole.Write(c.buf[:c.n]); return nil })
-	sumTensors, waitTensors := consume(func(c *chunk) error { tensors.add(c); return nil })
-
-	err := w.produce(ctx, s, rec, free, func(c *chunk) {
-		c.refs.Store(3)
-		write <- c
-		sumFile <- c
-		sumTensors <- c
-	})
-	if err != nil {
-		cancel(err)
+	whole := p.digest()
+	ranges := make([]byteRange, len(s.Tensors))
+	for i := range s.Tensors {
+		ranges[i] = byteRange{s.Tensors[i].Offset, s.Tensors[i].Size}
 	}
-	waitWrite()
-	waitFile()
-	waitTensors()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	tensors := p.digestRanges(ranges)
+	if err := p.finish(w.produce(p, s, rec)); err != nil {
+		return err
 	}
 	rec.SHA256 = hex.EncodeToString(whole.Sum(nil))
 	rec.Tensors = tensors.sums
 	return nil
 }
 
-type tensorHasher struct {
-	h    hash.Hash
-	sums []string
-}
-
-func (t *tensorHasher) add(c *chunk) {
-	at := 0
-	for _, s := range c.segs {
-		if s.data {
-			t.h.Write(c.buf[at : at+s.n])
-			if s.last {
-				t.sums = append(t.sums, hex.EncodeToString(t.h.Sum(nil)))
-				t.h.Reset()
-			}
-		}
-		at += s.n
-	}
-}
-
-// produce fills chunks with the bytes of the shard, from the header to the last tensor.
-func (w *writer) produce(ctx context.Context, s *Shard, rec *shardRecord, free <-chan *chunk, emit func(*chunk)) error {
+// produce puts the bytes of the shard into the pipeline, from the header to the last tensor.
+func (w *writer) produce(p *pipeline, s *Shard, rec *shardRecord) error {
 	header, err := w.plan.shardHeader(s)
 	if err != nil {
 		return err
@@ -200,41 +126,7 @@ func (w *writer) produce(ctx context.Context, s *Shard, rec *shardRecord, free <
 	maps := roundTripMaps{}
 	scratch := make([]byte, 64<<10)
 
-	var cur *chunk
-	var off int64
-	flush := func() {
-		if cur != nil && cur.n > 0 {
-			off += int64(cur.n)
-			emit(cur)
-			cur = nil
-		}
-	}
-	// copyFrom puts n bytes of r into chunks.
-	copyFrom := func(r io.Reader, n int64, data bool) error {
-		for first := true; first || n > 0; first = false {
-			if cur == nil {
-				select {
-				case cur = <-free:
-					cur.n, cur.off, cur.segs = 0, off, cur.segs[:0]
-				case <-ctx.Done():
-					return context.Cause(ctx)
-				}
-			}
-			k := int(min(n, int64(len(cur.buf)-cur.n)))
-			if _, err := io.ReadFull(r, cur.buf[cur.n:cur.n+k]); err != nil {
-				return err
-			}
-			cur.n += k
-			n -= int64(k)
-			cur.segs = append(cur.segs, segment{n: k, last: n == 0, data: data})
-			if cur.n == len(cur.buf) {
-				flush()
-			}
-		}
-		return nil
-	}
-
-	if err := copyFrom(bytes.NewReader(header), int64(len(header)), false); err != nil {
+	if err := p.read(bytes.NewReader(header), int64(len(header))); err != nil {
 		return err
 	}
 	for i := range s.Tensors {
@@ -246,17 +138,16 @@ func (w *writer) produce(ctx context.Context, s *Shard, rec *shardRecord, free <
 		f := source{File: file, ahead: ahead, shift: pos - t.From.Offset}
 		pos += t.From.Size
 		if t.Convert == nil {
-			err = copyFrom(io.NewSectionReader(f, t.From.Offset, t.From.Size), t.Size, true)
+			err = p.read(io.NewSectionReader(f, t.From.Offset, t.From.Size), t.Size)
 		} else {
 			c := newConverter(f, &t.Tensor, maps.get(t.Convert), scratch)
-			err = copyFrom(c, t.Size, true)
+			err = p.read(c, t.Size)
 			rec.note(t.Name, c)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", t.Name, err)
 		}
 	}
-	flush()
 	return nil
 }
 

@@ -2,8 +2,8 @@ package exl2
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -106,8 +106,16 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 	var done int64
 	found := make([]Problems, len(m.Files))
 	var failed error
+	advance := func(n int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		done += n
+		if opts.Progress != nil {
+			opts.Progress(Progress{Done: done, Total: total})
+		}
+	}
 	parallel(ctx, runtime.GOMAXPROCS(0), len(m.Files), func(i int) {
-		ps, tensors, err := verifyFile(ctx, r.Dir, m.Files[i], byFile[m.Files[i].Name], opts.NoHash)
+		ps, tensors, err := verifyFile(ctx, r.Dir, m.Files[i], byFile[m.Files[i].Name], opts.NoHash, advance)
 		mu.Lock()
 		defer mu.Unlock()
 		found[i] = ps
@@ -116,10 +124,6 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 		failed = errors.Join(failed, err)
 		if !opts.NoHash {
 			r.Bytes += m.Files[i].Size
-		}
-		done += m.Files[i].Size
-		if opts.Progress != nil {
-			opts.Progress(Progress{Done: done, Total: total})
 		}
 	})
 	if ctx.Err() != nil {
@@ -131,8 +135,8 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 	return failed
 }
 
-// verifyFile compares one file and its tensors with the manifest.
-func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []ManifestTensor, noHash bool) (ps Problems, n int, err error) {
+// verifyFile compares one file and its tensors with the manifest, and says how many bytes it has read on the way.
+func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []ManifestTensor, noHash bool, advance func(int64)) (ps Problems, n int, err error) {
 	f, err := os.Open(filepath.Join(dir, want.Name))
 	if errors.Is(err, fs.ErrNotExist) {
 		ps.add(MissingFile, want.Name, "", "in the manifest, not in the folder")
@@ -153,51 +157,35 @@ func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []Ma
 	if noHash || want.SHA256 == "" {
 		return nil, len(tensors), nil
 	}
-	slices.SortFunc(tensors, func(a, b ManifestTensor) int { return int(max(-1, min(1, a.Offset-b.Offset))) })
-	whole, part := sha256.New(), sha256.New()
-	buf := make([]byte, 256<<10)
+	slices.SortFunc(tensors, func(a, b ManifestTensor) int {
+		return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Size, b.Size))
+	})
+	var there []ManifestTensor
+	var ranges []byteRange
 	var pos int64
-	read := func(upTo int64, also io.Writer) error {
-		for pos < upTo {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			k := min(int64(len(buf)), upTo-pos)
-			if _, err := io.ReadFull(f, buf[:k]); err != nil {
-				return err
-			}
-			whole.Write(buf[:k])
-			if also != nil {
-				also.Write(buf[:k]) //nolint:errcheck // a hash does not fail
-			}
-			pos += k
-		}
-		return nil
-	}
 	for _, t := range tensors {
-		if t.Offset < pos || t.Size < 0 || t.Offset+t.Size > want.Size {
+		if t.Offset < pos || t.Size < 0 || t.Offset > want.Size || t.Size > want.Size-t.Offset {
 			ps.add(Mismatch, want.Name, t.Name, "the manifest puts it at %d+%d", t.Offset, t.Size)
 			continue
 		}
-		part.Reset()
-		if err := read(t.Offset, nil); err != nil {
-			return ps, n, err
-		}
-		if err := read(t.Offset+t.Size, part); err != nil {
-			return ps, n, err
-		}
-		n++
-		if got := hex.EncodeToString(part.Sum(nil)); got != t.SHA256 {
+		there, ranges = append(there, t), append(ranges, byteRange{t.Offset, t.Size})
+		pos = t.Offset + t.Size
+	}
+	p := newPipeline(ctx, minBuffersPerWorker, bufferBytes)
+	p.consume(func(c *chunk) error { advance(int64(c.n)); return nil })
+	whole, parts := p.digest(), p.digestRanges(ranges)
+	if err := p.finish(p.read(f, want.Size)); err != nil {
+		return ps, 0, fmt.Errorf("%s: %w", want.Name, err)
+	}
+	for i, t := range there {
+		if got := parts.sums[i]; got != t.SHA256 {
 			ps.add(Mismatch, want.Name, t.Name, "sha256 %s, want %s", got, t.SHA256)
 		}
-	}
-	if err := read(want.Size, nil); err != nil {
-		return ps, n, err
 	}
 	if got := hex.EncodeToString(whole.Sum(nil)); got != want.SHA256 {
 		ps.add(Mismatch, want.Name, "", "sha256 %s, want %s", got, want.SHA256)
 	}
-	return ps, n, nil
+	return ps, len(there), nil
 }
 
 // checkIndex compares an index file, if there is one, with the tensor files.

@@ -69,6 +69,7 @@ type Result struct {
 const (
 	allBuffers          = 64
 	minBuffersPerWorker = 8
+	bufferBytes         = 256 << 10
 )
 
 // Write executes the plan. The folder is built beside the target under a hidden name and appears under its own name in one
@@ -78,7 +79,7 @@ func Write(ctx context.Context, p *Plan, opts WriteOptions) (*Result, error) {
 	start := time.Now()
 	w := &writer{plan: p, opts: opts, digest: p.Digest(), shards: make([]*shardRecord, len(p.Shards))}
 	if w.opts.BufferBytes <= 0 {
-		w.opts.BufferBytes = 256 << 10
+		w.opts.BufferBytes = bufferBytes
 	}
 	w.opts.BufferBytes = max(w.opts.BufferBytes, 4096) &^ 4095
 	if w.opts.Workers <= 0 {

@@ -445,3 +445,50 @@ packages:
 		t.Errorf("processes are left: %s", out)
 	}
 }
+
+// TestSweepTemps: files that a killed kiln was writing go with the next run, but not those that another one may be writing.
+func TestSweepTemps(t *testing.T) {
+	p := newProject(t, map[string]string{
+		"packages.yml": `
+packages:
+  demo: {versions: ["1.0"], source: {path: src}, local_version: "", matrix: [{python: "PYTHON"}]}
+`,
+	})
+	const temp = ".kiln-tmp-abcdefgh12345678"
+	dirs := []string{".kiln", ".kiln/cache", "dist", "dist/records"}
+	plant := func() {
+		for _, dir := range append(dirs, ".kiln/calls") {
+			p.write(dir+"/"+temp, "half a fi")
+			p.write(dir+"/"+temp+"-kept/file", "a folder")
+			p.write(dir+"/other", "")
+		}
+	}
+	run := func() []string {
+		if _, err := build.Run(t.Context(), p.plan(), nil, p.opts); err != nil {
+			t.Fatal(err)
+		}
+		return slices.DeleteFunc(p.temps(), func(path string) bool { return strings.HasSuffix(path, "-kept") })
+	}
+	plant()
+	var young []string
+	for _, dir := range dirs {
+		young = append(young, filepath.Join(p.dir, filepath.FromSlash(dir), temp))
+	}
+	slices.Sort(young)
+	left := run()
+	slices.Sort(left)
+	if diff := cmp.Diff(young, left); diff != "" {
+		t.Errorf("left after a run, of files written just now (-want +got):\n%s", diff)
+	}
+	p.age()
+	if left := run(); len(left) > 0 {
+		t.Errorf("old files are left: %v", left)
+	}
+	for _, dir := range dirs {
+		for _, name := range []string{"other", temp + "-kept"} {
+			if _, err := os.Stat(filepath.Join(p.dir, filepath.FromSlash(dir), name)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

@@ -263,6 +263,7 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 	})
 	local.OnSweep = func(ctx context.Context, _ []engine.Lost) error {
 		_, err := opts.Sandboxes.Sweep(ctx, opts.owner)
+		opts.sweepTemps()
 		return err
 	}
 	runner, cpu, memory := engine.Runner(local), opts.CPU, opts.MemoryBytes
@@ -414,6 +415,26 @@ func (o *Options) stillThere(_ engine.Job, result engine.Result) error {
 		return err
 	}
 	return o.intact(out.Files)
+}
+
+// sweepTemps removes the files that a killed kiln was writing. Only attempts write calls, and none is running. The other folders may belong
+// to somebody else as well, so a file there has to be older than any writer takes.
+func (o *Options) sweepTemps() {
+	const longest = time.Hour
+	for dir, age := range map[string]time.Duration{
+		callsDir(o.StateDir): 0, o.StateDir: longest, o.cacheDir(): longest, o.DistDir: longest, filepath.Join(o.DistDir, recordsDir): longest,
+	} {
+		entries, _ := os.ReadDir(dir) // it may not be there yet
+		for _, e := range entries {
+			info, err := e.Info()
+			if err != nil || !fsx.IsTemp(e.Name()) || !info.Mode().IsRegular() || time.Since(info.ModTime()) < age {
+				continue
+			}
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				o.Log.Warn("cannot remove what a killed run left behind", "error", err)
+			}
+		}
+	}
 }
 
 // cleanDisk removes what can be made again.

@@ -124,11 +124,8 @@ func (p *project) hashes() map[string]string {
 	return out
 }
 
-// leftovers lists what a build that ended must not leave: work folders, temporary files,
-// and processes of this project.
-func (p *project) leftovers() []string {
-	p.t.Helper()
-	var out []string
+// temps lists the files that were being written.
+func (p *project) temps() (out []string) {
 	for _, dir := range []string{".kiln", "dist"} {
 		_ = filepath.WalkDir(filepath.Join(p.dir, dir), func(path string, d fs.DirEntry, err error) error {
 			if err == nil && fsx.IsTemp(d.Name()) {
@@ -137,6 +134,24 @@ func (p *project) leftovers() []string {
 			return nil
 		})
 	}
+	return out
+}
+
+// age makes them older than a writer may take.
+func (p *project) age() {
+	long := time.Now().Add(-2 * time.Hour)
+	for _, path := range p.temps() {
+		if err := os.Chtimes(path, long, long); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// leftovers lists what a build that ended must not leave: work folders, temporary files,
+// and processes of this project.
+func (p *project) leftovers() []string {
+	p.t.Helper()
+	out := p.temps()
 	work, _ := filepath.Glob(filepath.Join(p.dir, ".kiln", "work", "*"))
 	out = append(out, work...)
 	id, err := os.ReadFile(filepath.Join(p.dir, ".kiln", "id"))
@@ -264,6 +279,7 @@ func killBuild(t *testing.T, p *project, kills int) {
 		}
 	}
 	stderr.Reset()
+	p.age()
 	if err := p.start(&stderr).Wait(); err != nil {
 		t.Fatalf("after %d kills: %v\n%s", killed, err, &stderr)
 	}

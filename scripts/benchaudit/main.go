@@ -20,6 +20,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/scripts/internal/measure"
 )
 
 func main() {
@@ -60,13 +62,13 @@ func bench(kiln, auditwheel, cuobjdump, library string, runs int) error {
 	}
 	defer os.RemoveAll(dir)
 	fmt.Printf("%s, %.2f GB\n", filepath.Base(library), float64(info.Size())/1e9)
-	alone, err := measure(runs, kiln, "audit", "--no-table", library)
+	alone, err := bestOf(runs, kiln, "audit", "--no-table", library)
 	if err != nil {
 		return err
 	}
 	fmt.Printf("  %-34s %s\n", "kiln audit LIBRARY", alone)
 	if cuobjdump != "" {
-		r, err := measure(1, cuobjdump, "--list-elf", library)
+		r, err := bestOf(1, cuobjdump, "--list-elf", library)
 		if err != nil {
 			return err
 		}
@@ -85,7 +87,7 @@ func bench(kiln, auditwheel, cuobjdump, library string, runs int) error {
 		}
 		var first result
 		for _, flags := range [][]string{{"--no-table", "--no-digests"}, {"--no-table"}} {
-			r, err := measure(runs, kiln, append([]string{"audit", wheel}, flags...)...)
+			r, err := bestOf(runs, kiln, append([]string{"audit", wheel}, flags...)...)
 			if err != nil {
 				return err
 			}
@@ -93,7 +95,7 @@ func bench(kiln, auditwheel, cuobjdump, library string, runs int) error {
 			first = r
 		}
 		if auditwheel != "" {
-			r, err := measure(1, auditwheel, "show", wheel)
+			r, err := bestOf(1, auditwheel, "show", wheel)
 			if err != nil {
 				return err
 			}
@@ -104,8 +106,8 @@ func bench(kiln, auditwheel, cuobjdump, library string, runs int) error {
 	return nil
 }
 
-// measure runs a program and keeps its best time. Findings are no failure.
-func measure(runs int, program string, args ...string) (result, error) {
+// bestOf runs a program and keeps its best time. Findings are no failure.
+func bestOf(runs int, program string, args ...string) (result, error) {
 	best := result{wall: 1 << 62}
 	for range runs {
 		cmd := exec.Command(program, args...) //nolint:gosec,noctx // what to run is the user's choice
@@ -116,7 +118,7 @@ func measure(runs int, program string, args ...string) (result, error) {
 			return best, fmt.Errorf("%s %v: %w\n%s", program, args, err, out)
 		}
 		if wall < best.wall {
-			best = result{wall, peakMemory(cmd.ProcessState)}
+			best = result{wall, measure.PeakMemory(cmd.ProcessState)}
 		}
 	}
 	return best, nil

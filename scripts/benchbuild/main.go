@@ -39,6 +39,7 @@ import (
 
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/scripts/internal/measure"
 )
 
 // noop is what a row does when it starts a process.
@@ -210,9 +211,7 @@ func (p program) run(ctx context.Context, dir string) (result, error) {
 		return r, fmt.Errorf("%s: %w", p.name, err)
 	}
 	r.cpu = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	if usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
-		r.rss = maxRSS(usage)
-	}
+	r.rss = measure.PeakMemory(cmd.ProcessState)
 	return r, nil
 }
 

@@ -24,10 +24,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/kiln-build/kiln/scripts/internal/measure"
 )
 
 // The goals, at 100,000 files.
@@ -191,7 +192,7 @@ func (b *bench) measureServer(ctx context.Context, r *row, i int, index string) 
 	cpu := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 	fmt.Fprintf(b.progress, "%.2f s, %.3f s of CPU, %d bytes\n", wall.Seconds(), cpu.Seconds(), size)
 	r.wall, r.cpu = append(r.wall, wall), append(r.cpu, cpu)
-	r.rss = max(r.rss, peakRSS(cmd.ProcessState))
+	r.rss = max(r.rss, measure.PeakMemory(cmd.ProcessState))
 	return nil
 }
 
@@ -305,7 +306,7 @@ func (b *bench) measure(ctx context.Context, r *row, name string, i int, next st
 	wall, cpu := time.Since(start), cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()
 	fmt.Fprintf(b.progress, "%.2f s, %.3f s of CPU\n", wall.Seconds(), cpu.Seconds())
 	r.wall, r.cpu = append(r.wall, wall), append(r.cpu, cpu)
-	r.rss = max(r.rss, peakRSS(cmd.ProcessState))
+	r.rss = max(r.rss, measure.PeakMemory(cmd.ProcessState))
 	return nil
 }
 
@@ -319,20 +320,13 @@ func loadAverage() string {
 	return "load " + load
 }
 
-func median(list []time.Duration) time.Duration {
-	if len(list) == 0 {
-		return 0
-	}
-	return slices.Sorted(slices.Values(list))[len(list)/2]
-}
-
 // report prints the table and says which goals were missed.
 func (b *bench) report(rows []*row, dumb, made, added, cold *row) error {
 	w := tabwriter.NewWriter(b.out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "%d files in %d projects, median of %d runs, "+loadAverage()+"\tseconds\tCPU s\tpeak RSS\t\n", b.files, b.projects, b.runs)
 	for _, r := range rows {
 		if len(r.wall) > 0 {
-			fmt.Fprintf(w, "%s\t%.2f\t%.3f\t%d MB\t\n", r.name, median(r.wall).Seconds(), median(r.cpu).Seconds(), r.rss/1e6)
+			fmt.Fprintf(w, "%s\t%.2f\t%.3f\t%d MB\t\n", r.name, measure.Median(r.wall).Seconds(), measure.Median(r.cpu).Seconds(), r.rss/1e6)
 		}
 	}
 	if err := w.Flush(); err != nil {
@@ -345,13 +339,13 @@ func (b *bench) report(rows []*row, dumb, made, added, cold *row) error {
 		}
 	}
 	if len(dumb.wall) > 0 {
-		wall, cpu := median(dumb.wall).Seconds()/median(made.wall).Seconds(), median(dumb.cpu).Seconds()/median(made.cpu).Seconds()
+		wall, cpu := measure.Median(dumb.wall).Seconds()/measure.Median(made.wall).Seconds(), measure.Median(dumb.cpu).Seconds()/measure.Median(made.cpu).Seconds()
 		fmt.Fprintf(b.out, "kiln is %.1f times as fast as dumb-pypi (%.1f times less CPU)\n", wall, cpu)
 		miss(wall < speedGoal, "%.1f times as fast as dumb-pypi, goal %d", wall, speedGoal)
 	}
 	miss(made.rss > rssGoal, "%d MB to make the index, goal %d", made.rss/1e6, int64(rssGoal/1e6))
-	miss(median(added.cpu) > addGoal, "%v of CPU for one more wheel, goal %v", median(added.cpu), addGoal)
-	miss(median(cold.wall) > coldGoal, "%v from the start of a server to its first page, goal %v", median(cold.wall), coldGoal)
+	miss(measure.Median(added.cpu) > addGoal, "%v of CPU for one more wheel, goal %v", measure.Median(added.cpu), addGoal)
+	miss(measure.Median(cold.wall) > coldGoal, "%v from the start of a server to its first page, goal %v", measure.Median(cold.wall), coldGoal)
 	miss(cold.rss > coldRSSGoal, "%d MB for a server that starts, goal %d", cold.rss/1e6, int64(coldRSSGoal/1e6))
 	return errors.Join(missed...)
 }

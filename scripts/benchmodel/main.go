@@ -37,6 +37,7 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/safetensors"
+	"github.com/kiln-build/kiln/scripts/internal/measure"
 	"github.com/kiln-build/kiln/tensor"
 )
 
@@ -155,7 +156,7 @@ func (p *program) run(ctx context.Context) (result, error) {
 		return result{}, fmt.Errorf("%s: %w\n%s", p.name, err, log.String())
 	}
 	state := cmd.ProcessState
-	return result{elapsed: time.Since(start), cpu: state.UserTime() + state.SystemTime(), rss: peakRSS(state)}, nil
+	return result{elapsed: time.Since(start), cpu: state.UserTime() + state.SystemTime(), rss: measure.PeakMemory(state)}, nil
 }
 
 // dropCaches writes out everything and empties the page cache; it reports whether that was possible.
@@ -189,11 +190,6 @@ func use(memory []byte) {
 	}
 }
 
-func median[T int64 | time.Duration](values []T) T {
-	slices.Sort(values)
-	return values[len(values)/2]
-}
-
 func report(w io.Writer, size int64, programs []program, results [][]result) error {
 	var missed []string
 	var cat float64
@@ -207,12 +203,12 @@ func report(w io.Writer, size int64, programs []program, results [][]result) err
 			times, cpu, rss = append(times, r.elapsed), append(cpu, r.cpu), append(rss, r.rss)
 			each = append(each, fmt.Sprintf("%.2f", r.elapsed.Seconds()))
 		}
-		s, m := median(times).Seconds(), median(rss)
+		s, m := measure.Median(times).Seconds(), measure.Median(rss)
 		if k == 0 {
 			cat = s
 		}
 		fmt.Fprintf(tw, "%s\t%.2f\t%.2f\t%.2f\t%.2f\t%d MB\t%s\t\n", p.name, s, float64(size)/1e9/s, s/cat,
-			median(cpu).Seconds(), m/1e6, strings.Join(each, " "))
+			measure.Median(cpu).Seconds(), m/1e6, strings.Join(each, " "))
 		if p.goal == 0 {
 			continue
 		}

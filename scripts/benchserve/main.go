@@ -43,13 +43,13 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/scripts/internal/measure"
 )
 
 // The goals.
@@ -159,7 +159,7 @@ func run(ctx context.Context, out io.Writer, c config) error {
 func report(out io.Writer, servers []*server) (missed []error) {
 	rate := map[string]float64{}
 	for _, s := range servers {
-		rate[s.name] = median(s.rates)
+		rate[s.name] = measure.Median(s.rates)
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "\trequests/s\tMB/s\tof nginx\tCPU µs\t")
@@ -168,7 +168,7 @@ func report(out io.Writer, servers []*server) (missed []error) {
 		if rate["nginx"] > 0 {
 			of = fmt.Sprintf("%.2f", rate[s.name]/rate["nginx"])
 		}
-		fmt.Fprintf(table, "%s\t%.1f\t%.1f\t%s\t%.0f\t\n", s.name, rate[s.name], median(s.bytes)/1e6, of, median(s.cpu)*1e6)
+		fmt.Fprintf(table, "%s\t%.1f\t%.1f\t%s\t%.0f\t\n", s.name, rate[s.name], measure.Median(s.bytes)/1e6, of, measure.Median(s.cpu)*1e6)
 	}
 	_ = table.Flush()
 	if n := rate["nginx"]; n > 0 && rate["kiln"] < nginxGoal*n {
@@ -183,14 +183,6 @@ func report(out io.Writer, servers []*server) (missed []error) {
 		missed = append(missed, fmt.Errorf("kiln serves %.0f times the rate of pypiserver, the goal is %d", rate["kiln"]/p, pypiserverGoal))
 	}
 	return missed
-}
-
-func median(list []float64) float64 {
-	if len(list) == 0 {
-		return 0
-	}
-	list = slices.Sorted(slices.Values(list))
-	return list[len(list)/2]
 }
 
 // makeIndex makes wheels of one project and publishes them.

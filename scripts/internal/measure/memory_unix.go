@@ -1,6 +1,6 @@
 //go:build unix
 
-package main
+package measure
 
 import (
 	"os"
@@ -8,8 +8,9 @@ import (
 	"syscall"
 )
 
-// peakMemory returns the largest amount of memory that a finished program had, its children included.
-func peakMemory(p *os.ProcessState) int64 {
+// PeakMemory returns the largest amount of memory in bytes that a finished program had, its children included. Linux counts the program that
+// started it as well.
+func PeakMemory(p *os.ProcessState) int64 {
 	usage, ok := p.SysUsage().(*syscall.Rusage)
 	if !ok {
 		return 0

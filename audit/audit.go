@@ -3,8 +3,6 @@ package audit
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"crypto/sha512"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -277,7 +275,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 			var sum hash.Hash
 			out := io.Discard
 			if entry != nil && !c.opts.SkipDigests {
-				if sum = newHash(entry.Algorithm); sum != nil {
+				if sum = wheel.RecordHash(entry.Algorithm); sum != nil {
 					out = sum
 				}
 			}
@@ -353,18 +351,6 @@ func peek(r io.Reader) (io.Reader, bool, error) {
 		return nil, false, err
 	}
 	return io.MultiReader(bytes.NewReader(head[:n]), r), magicOf(head[:n]) != "", nil
-}
-
-func newHash(algorithm string) hash.Hash {
-	switch algorithm {
-	case "sha256":
-		return sha256.New()
-	case "sha384":
-		return sha512.New384()
-	case "sha512":
-		return sha512.New()
-	}
-	return nil
 }
 
 // readObject looks into a native file. Both results may be set.

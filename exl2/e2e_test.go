@@ -1,20 +1,18 @@
 package exl2
 
 import (
-	"bufio"
-	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // The tests in this file compare with the reference implementation in internal/reference. They run when KILN_E2E names
@@ -34,10 +32,7 @@ func needE2E(t *testing.T) {
 }
 
 // reference is the Python program, answering one request after the other.
-type reference struct {
-	in  io.Writer
-	out *bufio.Reader
-}
+type reference struct{ *kilntest.Peer }
 
 type refAnswer struct {
 	Status  string    `json:"status"` // ok, fatal, error
@@ -45,42 +40,18 @@ type refAnswer struct {
 	Texts   []*string `json:"texts"`
 }
 
-func startReference(t *testing.T) *reference {
+func startReference(t *testing.T) reference {
 	t.Helper()
 	python := os.Getenv("KILN_PYTHON")
 	if python == "" {
 		python = "python3"
 	}
-	cmd := exec.CommandContext(t.Context(), python, filepath.Join("internal", "reference", "reference.py"), "serve")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
-	return &reference{in, bufio.NewReader(out)}
+	return reference{kilntest.StartPeer(t, python, filepath.Join("internal", "reference", "reference.py"), "serve")}
 }
 
-func (r *reference) ask(t *testing.T, request map[string]any) refAnswer {
+func (r reference) ask(t *testing.T, request map[string]any) (a refAnswer) {
 	t.Helper()
-	if err := json.NewEncoder(r.in).Encode(request); err != nil {
-		t.Fatal(err)
-	}
-	line, err := r.out.ReadBytes('\n')
-	if err != nil {
-		t.Fatalf("reference ended: %v", err)
-	}
-	var a refAnswer
-	if err := json.Unmarshal(line, &a); err != nil {
-		t.Fatal(err)
-	}
+	r.Ask(t, request, &a)
 	return a
 }
 

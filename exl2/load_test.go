@@ -1,11 +1,9 @@
 package exl2
 
 import (
-	"bufio"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -16,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/safetensors"
 	"github.com/kiln-build/kiln/tensor"
 )
@@ -25,10 +24,7 @@ import (
 // "make e2e-model" provides both. No GPU is needed: only exllamav2's compiled extension is replaced.
 
 // exllamav2 is the Python program, answering one request after the other.
-type exllamav2 struct {
-	in  io.Writer
-	out *bufio.Reader
-}
+type exllamav2 struct{ *kilntest.Peer }
 
 type loadAnswer struct {
 	Status  string `json:"status"` // ok, error
@@ -39,49 +35,18 @@ type loadAnswer struct {
 	Files   int    `json:"files"`
 }
 
-func startExllamav2(t *testing.T) *exllamav2 {
+func startExllamav2(t *testing.T) exllamav2 {
 	t.Helper()
 	python := os.Getenv("KILN_EXLLAMAV2_PYTHON")
 	if python == "" {
 		t.Fatal("KILN_EXLLAMAV2_PYTHON names no Python; run make e2e-model")
 	}
-	cmd := exec.CommandContext(t.Context(), python, filepath.Join("internal", "reference", "load_exllamav2.py"), "serve")
-	var log strings.Builder
-	cmd.Stderr = &log
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		in.Close()
-		_ = cmd.Wait()
-		if text := log.String(); t.Failed() {
-			t.Logf("the last of what exllamav2 printed:\n%s", text[max(0, len(text)-4000):])
-		}
-	})
-	return &exllamav2{in, bufio.NewReader(out)}
+	return exllamav2{kilntest.StartPeer(t, python, filepath.Join("internal", "reference", "load_exllamav2.py"), "serve")}
 }
 
-func (p *exllamav2) ask(t *testing.T, request map[string]any) loadAnswer {
+func (p exllamav2) ask(t *testing.T, request map[string]any) (a loadAnswer) {
 	t.Helper()
-	if err := json.NewEncoder(p.in).Encode(request); err != nil {
-		t.Fatal(err)
-	}
-	line, err := p.out.ReadBytes('\n')
-	if err != nil {
-		t.Fatalf("exllamav2 ended: %v", err)
-	}
-	var a loadAnswer
-	if err := json.Unmarshal(line, &a); err != nil {
-		t.Fatal(err)
-	}
+	p.Ask(t, request, &a)
 	return a
 }
 

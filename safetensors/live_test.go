@@ -1,11 +1,9 @@
 package safetensors_test
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -22,62 +20,17 @@ import (
 	"github.com/kiln-build/kiln/tensor"
 )
 
-// python asks testdata/live.py, run by the interpreter that KILN_PYTHON names.
-type python struct {
-	in  io.Writer
-	out *bufio.Reader
-}
-
-func startPython(t *testing.T) *python {
+// startPython starts testdata/live.py with the interpreter that KILN_PYTHON names.
+func startPython(t *testing.T) *kilntest.Peer {
 	t.Helper()
-	skip := t.Skipf
-	if kilntest.Required("python") {
-		skip = t.Fatalf
-	}
 	path := os.Getenv("KILN_PYTHON")
 	if path == "" {
-		skip("KILN_PYTHON does not name a Python with safetensors and numpy")
+		kilntest.Lacking(t, "python", "KILN_PYTHON does not name a Python with safetensors and numpy")
 	}
 	if out, err := exec.CommandContext(t.Context(), path, "-c", "import numpy, safetensors").CombinedOutput(); err != nil {
-		skip("KILN_PYTHON=%s has no safetensors or numpy: %v\n%s", path, err, out)
+		kilntest.Lacking(t, "python", "KILN_PYTHON=%s has no safetensors or numpy: %v\n%s", path, err, out)
 	}
-	cmd := exec.CommandContext(t.Context(), path, filepath.Join("testdata", "live.py"))
-	cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONUTF8=1")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		in.Close()
-		_ = cmd.Wait()
-	})
-	return &python{in: in, out: bufio.NewReader(out)}
-}
-
-func (p *python) ask(t *testing.T, request, answer any) {
-	t.Helper()
-	line, err := json.Marshal(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.in.Write(append(line, '\n')); err != nil {
-		t.Fatal(err)
-	}
-	line, err = p.out.ReadBytes('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(line, answer); err != nil {
-		t.Fatal(err)
-	}
+	return kilntest.StartPeer(t, path, filepath.Join("testdata", "live.py"))
 }
 
 func TestLive(t *testing.T) {
@@ -91,7 +44,7 @@ func TestLive(t *testing.T) {
 				Tensors  map[string][2]any `json:"tensors"`
 				Metadata map[string]string `json:"metadata"`
 			}
-			p.ask(t, map[string]any{"write": path, "seed": seed}, &said)
+			p.Ask(t, map[string]any{"write": path, "seed": seed}, &said)
 			f, err := safetensors.Open(path)
 			if err != nil {
 				t.Fatal(err)
@@ -168,7 +121,7 @@ func TestLive(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.ask(t, map[string]string{"rewrite": path, "to": other}, &struct{}{})
+			p.Ask(t, map[string]string{"rewrite": path, "to": other}, &struct{}{})
 			mine, _ := os.ReadFile(path)
 			theirs, _ := os.ReadFile(other)
 			if !bytes.Equal(mine, theirs) {
@@ -191,7 +144,7 @@ func TestLive(t *testing.T) {
 				t.Fatal(err)
 			}
 			var v verdict
-			p.ask(t, map[string]string{"verdict": path}, &v)
+			p.Ask(t, map[string]string{"verdict": path}, &v)
 			compareVerdict(t, v, raw)
 		}
 	})
@@ -199,7 +152,7 @@ func TestLive(t *testing.T) {
 	t.Run("index", func(t *testing.T) {
 		ix := safetensors.Index{TotalSize: 5, WeightMap: map[string]string{"é\u2028\x7f\u0080": "f", "\uffff": "g", "😀": "h", "\"\\/\b\x00": "i"}}
 		var answer struct{ Text string }
-		p.ask(t, map[string]any{"index": map[string]any{"metadata": map[string]any{"total_size": 5}, "weight_map": ix.WeightMap}}, &answer)
+		p.Ask(t, map[string]any{"index": map[string]any{"metadata": map[string]any{"total_size": 5}, "weight_map": ix.WeightMap}}, &answer)
 		if diff := gocmp.Diff(answer.Text, string(ix.Encode())); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
 		}

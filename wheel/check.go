@@ -291,7 +291,7 @@ func (c *checker) checkRecord(ctx context.Context, opts CheckOptions) {
 		var sum hash.Hash
 		out := io.Discard
 		if row != nil && row.Algorithm != "" {
-			sum = newRecordHash(row.Algorithm)
+			sum = RecordHash(row.Algorithm)
 			out = sum
 		}
 		err := shared.copy(ctx, out, shared.open(c.r.r, e, nil))

@@ -102,7 +102,7 @@ func parseRecordRow(row []string) (RecordEntry, error) {
 	}
 	if row[1] != "" {
 		algorithm, text, _ := strings.Cut(row[1], "=")
-		h := newRecordHash(algorithm)
+		h := RecordHash(algorithm)
 		if h == nil {
 			return e, fmt.Errorf("path %q: hash algorithm %q is not sha256, sha384 or sha512", e.Path, algorithm)
 		}
@@ -124,8 +124,8 @@ func parseRecordRow(row []string) (RecordEntry, error) {
 
 var recordEncoding = base64.RawURLEncoding.Strict()
 
-// newRecordHash returns nil for an algorithm a wheel must not use.
-func newRecordHash(algorithm string) hash.Hash {
+// RecordHash returns the hash of an algorithm that a RECORD names, or nil for one that a wheel must not use.
+func RecordHash(algorithm string) hash.Hash {
 	switch algorithm {
 	case "sha256":
 		return sha256.New()

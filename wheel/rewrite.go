@@ -437,7 +437,7 @@ func (p *rewritePlan) writeMember(ctx context.Context, z *zipWriter, m *plannedM
 		old := p.record[m.source.name]
 		check, out := sum, io.Writer(sum)
 		if old.Algorithm != row.Algorithm {
-			check = newRecordHash(old.Algorithm)
+			check = RecordHash(old.Algorithm)
 			out = io.MultiWriter(sum, check)
 		}
 		if err := shared.copy(ctx, out, shared.open(p.src.r, m.source, raw)); err != nil {

@@ -217,6 +217,8 @@ func TestMeasuredPlans(t *testing.T) {
 		switch x.Format {
 		case "gptq":
 			w.order, w.args.perm, w.args.zeros = 0, 0, 1
+		case "exl2-6":
+			w.width, w.args.maxWidth, w.args.stride = 6, 6, uint32(x.K/32*6)
 		case "exl2-8/5/4":
 			w.width, w.args.maxWidth, w.args.stride = 0, 8, uint32(x.K/8*9/8)
 		}
@@ -229,12 +231,12 @@ func TestMeasuredPlans(t *testing.T) {
 			least = min(least, us)
 		}
 		us, ok := x.Microseconds[p.String()]
-		if !ok || us > 1.2*least {
+		if !ok || us > 1.25*least {
 			t.Errorf("%d×%d %s, %d rows: %v takes %.2f µs: the fastest takes %.2f", x.K, x.N, x.Format, x.M, p, us, least)
 		}
 		lost += us/least - 1
 	}
-	if mean := lost / float64(len(measured)); mean > 0.03 {
+	if mean := lost / float64(len(measured)); mean > 0.015 {
 		t.Errorf("the plans take %.1f %% longer than the fastest", 100*mean)
 	} else {
 		t.Logf("the plans take %.1f %% longer than the fastest, on average over %d products", 100*mean, len(measured))

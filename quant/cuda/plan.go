@@ -202,15 +202,15 @@ func (d *Device) makeWide(w *Weight, rows, splits int) (plan, error) {
 	return p, nil
 }
 
-// The model of a product's time, in µs, fitted to all plans of some sizes on an H200 (see testdata/h200.json). It orders plans; it does not
+// The model of a product's time, in µs, fitted to all plans of 16 sizes on an H200 (see testdata/h200.json). It orders plans; it does not
 // tell times.
 var (
 	// blockTime is what a warp of gemm.cu needs for 32 rows: at least, and for each thread block that shares the multiprocessor.
 	blockTime = map[shape]struct{ least, shared float64 }{
-		{1, 2}: {0.207, 0.106}, {1, 4}: {0.363, 0.206}, {2, 2}: {0.228, 0.335}, {2, 4}: {0.42, 0.479}, {4, 2}: {0.544, 0.474},
+		{1, 2}: {0.312, 0.106}, {1, 4}: {0.563, 0.348}, {2, 2}: {0.204, 0.436}, {2, 4}: {0.402, 0.482}, {4, 2}: {0.527, 0.478},
 	}
 	// stepTime is what a tile of wgmma.cu needs for 32 rows.
-	stepTime = map[int]float64{16: 0.179, 32: 0.26, 64: 0.296, 128: 0.415}
+	stepTime = map[int]float64{16: 0.189, 32: 0.274, 64: 0.301, 128: 0.4}
 	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must be near each other.
 	clusterRoom = [maxCluster + 1]int{1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
 )
@@ -231,11 +231,11 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 	if p.wide {
 		step := stepTime[8*p.shape.rows8]
 		if w.width != 4 {
-			step *= 1.15
+			step *= 1.62
 		}
-		cost := 2.6 + times(count, d.room(p, 1))*(3.6+times(int(w.args.blockCount), p.splits)*step)
+		cost := 2.22 + times(count, d.room(p, 1))*(3.07+times(int(w.args.blockCount), p.splits)*step)
 		if p.splits > 1 {
-			cost += 0.043*float64(p.splits) + 0.0065*float64(p.splits*p.shape.rows8)
+			cost += 0.0441*float64(p.splits) + 0.00674*float64(p.splits*p.shape.rows8)
 		}
 		return cost
 	}
@@ -244,8 +244,15 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 	busy := min(perProcessor, (count+d.info.Multiprocessors-1)/d.info.Multiprocessors)
 	t := blockTime[p.shape]
 	block := max(t.least, t.shared*float64(busy))
+	mixed, zeros := 1.01, 1.3 // what other widths, and zero points, add to a block
+	if p.shape.strips > 2 {
+		mixed, zeros = 1.26, 0.57
+	}
 	if w.width != 4 {
-		block *= 1.5
+		block *= mixed
+	}
+	if w.args.zeros != 0 {
+		block *= zeros
 	}
 	waves := times(count, d.room(p, perProcessor))
 	if waves > 2 && p.splits > 1 {
@@ -253,17 +260,17 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 	}
 	work := waves * times(int(w.args.blockCount), p.splits*(p.warps/p.columnWarps)) * block
 	memory := float64(w.args.stride) * float64(w.args.strips) * unitBytes / 4.24e6
-	cost := 3 + 0.6*(waves-1) + max(work, memory) + 0.26*min(work, memory) + 0.074*float64(p.shape.rows8*p.shape.strips)
+	cost := 2.49 + 1.61*(waves-1) + max(work, memory) + 0.4*min(work, memory) + 0.0674*float64(p.shape.rows8*p.shape.strips)
 	switch {
 	case p.direct && p.shape.strips > 2:
-		cost += -0.2 + 0.036*memory
+		cost += -0.0388 + 0.0485*memory
 	case p.direct:
-		cost += 0.3 + 0.036*memory
+		cost += 0.0838 + 0.254*memory
 	case w.args.perm != 0:
-		cost += 0.76
+		cost += 1.32
 	}
 	if p.splits > 1 {
-		cost += 0.2 + 0.09*float64(p.splits)
+		cost += 0.233 + 0.105*float64(p.splits)
 		if !d.clusters {
 			cost++
 		}

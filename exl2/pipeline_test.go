@@ -94,7 +94,7 @@ func TestPipelineErrors(t *testing.T) {
 			if c.use != nil {
 				p.consume(c.use)
 			}
-			if c.want == stopped {
+			if errors.Is(c.want, stopped) {
 				p.consume(func(c *chunk) error {
 					if c.off > 500 {
 						cancel(stopped)
@@ -103,7 +103,7 @@ func TestPipelineErrors(t *testing.T) {
 				})
 			}
 			n := int64(1 << 40)
-			if c.want == io.ErrUnexpectedEOF {
+			if errors.Is(c.want, io.ErrUnexpectedEOF) {
 				n = 1050 // ends within a buffer
 			}
 			if err := p.finish(p.read(c.from, n)); !errors.Is(err, c.want) {

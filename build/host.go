@@ -56,7 +56,8 @@ func (h *HostBoxes) Open(_ context.Context, spec BoxSpec) (Box, error) {
 }
 
 // Sweep implements [Sandboxes]: it kills the processes that have the owner in the environment that they were started with.
-// Other systems than Linux cannot find them; there it does nothing.
+// Other systems than Linux cannot find them; there it does nothing. A command that kiln ordered in its last moment may begin after Sweep;
+// the supervisor that starts it ends it, as kiln is gone.
 func (h *HostBoxes) Sweep(ctx context.Context, owner string) (int, error) {
 	if owner == "" {
 		return 0, errors.New("sweep: no owner is given")

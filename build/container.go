@@ -145,7 +145,7 @@ func (c *Containers) Sweep(ctx context.Context, owner string) (int, error) {
 	swept := map[string]bool{}
 	patience, busy := time.Now().Add(callLimit), time.Now().Add(busyLimit)
 	for {
-		calls := ownedProcesses(owner) // before the list, or one could end in between unseen
+		calls := markedProcesses(ownerEnv + "=" + owner) // before the list, or one could end in between unseen
 		ids, err := c.leftovers(ctx, owner)
 		if err != nil {
 			return len(swept), fmt.Errorf("sweep what %s left: %w", owner, err)
@@ -162,7 +162,7 @@ func (c *Containers) Sweep(ctx context.Context, owner string) (int, error) {
 		}
 		if time.Now().After(patience) {
 			for _, pid := range calls {
-				if err := killOwned(pid, owner); err != nil {
+				if err := killMarked(pid, ownerEnv+"="+owner); err != nil {
 					return len(swept), fmt.Errorf("sweep what %s left: end process %d: %w", owner, pid, err)
 				}
 			}

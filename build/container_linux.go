@@ -35,11 +35,11 @@ func ulimitArgs() []string {
 	return args
 }
 
-// ownedProcesses lists the processes that were started for an owner, without this one.
-func ownedProcesses(owner string) []int {
+// markedProcesses lists the processes that were started with a variable, KEY=VALUE, without this one.
+func markedProcesses(mark string) []int {
 	for try := 0; ; try++ {
 		// What does not become a program in a second waits for something else, a disk perhaps.
-		if pids, sure := scanProcesses(owner); sure || len(pids) > 0 || try == 100 {
+		if pids, sure := scanProcesses(mark); sure || len(pids) > 0 || try == 100 {
 			return pids
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -47,7 +47,7 @@ func ownedProcesses(owner string) []int {
 }
 
 // scanProcesses is not sure that these are all if one is just becoming another program: for that moment it has no environment.
-func scanProcesses(owner string) (pids []int, sure bool) {
+func scanProcesses(mark string) (pids []int, sure bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, true
@@ -58,8 +58,8 @@ func scanProcesses(owner string) (pids []int, sure bool) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		switch owned, known := isOwned(pid, owner); {
-		case owned:
+		switch marked, known := isMarked(pid, mark); {
+		case marked:
 			pids = append(pids, pid)
 		case !known:
 			sure = false
@@ -68,10 +68,9 @@ func scanProcesses(owner string) (pids []int, sure bool) {
 	return pids, sure
 }
 
-// isOwned looks into the environment that a process was started with. That of a process which has ended is empty, and so, for a moment, is
+// isMarked looks into the environment that a process was started with. That of a process which has ended is empty, and so, for a moment, is
 // that of one which becomes another program: then it is not known.
-func isOwned(pid int, owner string) (owned, known bool) {
-	want := []byte(ownerEnv + "=" + owner)
+func isMarked(pid int, mark string) (marked, known bool) {
 	for range 10 {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 		if err != nil {
@@ -79,9 +78,9 @@ func isOwned(pid int, owner string) (owned, known bool) {
 		}
 		if len(data) > 0 {
 			for kv := range bytes.SplitSeq(data, []byte{0}) {
-				owned = owned || bytes.Equal(kv, want)
+				marked = marked || string(kv) == mark
 			}
-			return owned, true
+			return marked, true
 		}
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
@@ -126,15 +125,15 @@ func environ(stat string) environState {
 	return environSome
 }
 
-// killOwned kills a process if it still is that of the owner.
-func killOwned(pid int, owner string) error {
+// killMarked kills a process if it still has the mark.
+func killMarked(pid int, mark string) error {
 	// The descriptor stays with the process even if its number is given to another one.
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return ignoreGone(err)
 	}
 	defer unix.Close(fd) //nolint:errcheck // It was only used to signal.
-	if owned, _ := isOwned(pid, owner); !owned {
+	if marked, _ := isMarked(pid, mark); !marked {
 		return nil
 	}
 	return ignoreGone(unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0))

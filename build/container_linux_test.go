@@ -52,7 +52,7 @@ func TestOwnedProcesses(t *testing.T) {
 		_ = cmd.Wait()
 	}()
 	for range 200 {
-		if pids := ownedProcesses(owner); !slices.Contains(pids, cmd.Process.Pid) {
+		if pids := markedProcesses(ownerEnv + "=" + owner); !slices.Contains(pids, cmd.Process.Pid) {
 			t.Fatalf("process %d is not among %d", cmd.Process.Pid, pids)
 		}
 	}

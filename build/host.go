@@ -55,21 +55,25 @@ func (h *HostBoxes) Open(_ context.Context, spec BoxSpec) (Box, error) {
 	return &hostBox{h: h, spec: spec, gate: newGate(spec.Name)}, nil
 }
 
-// Sweep implements [Sandboxes]: it kills the processes that have the owner in the environment that they were started with.
-// Other systems than Linux cannot find them; there it does nothing. A command that kiln ordered in its last moment may begin after Sweep;
-// the supervisor that starts it ends it, as kiln is gone.
+// supervisorEnv marks the processes that supervise commands of an owner.
+const supervisorEnv = "KILN_BOX_SUPERVISOR"
+
+// Sweep implements [Sandboxes]: it kills the processes that have the owner in the environment that they were started with, and waits for their
+// supervisors, which end without kiln: one of them may be about to start the command that it was given last.
+// Other systems than Linux cannot find them; there it does nothing.
 func (h *HostBoxes) Sweep(ctx context.Context, owner string) (int, error) {
 	if owner == "" {
 		return 0, errors.New("sweep: no owner is given")
 	}
 	swept := map[int]bool{}
 	for {
-		pids := ownedProcesses(owner)
-		if len(pids) == 0 {
+		supervisors := markedProcesses(supervisorEnv + "=" + owner) // first: what they start until they end is in the other list
+		pids := markedProcesses(ownerEnv + "=" + owner)
+		if len(supervisors)+len(pids) == 0 {
 			return len(swept), nil
 		}
 		for _, pid := range pids {
-			if err := killOwned(pid, owner); err != nil {
+			if err := killMarked(pid, ownerEnv+"="+owner); err != nil {
 				return len(swept), fmt.Errorf("sweep what %s left: kill process %d: %w", owner, pid, err)
 			}
 			swept[pid] = true
@@ -113,7 +117,7 @@ func (b *hostBox) Run(ctx context.Context, cmd Command) (Outcome, error) {
 	}
 	child := run.Cmd{
 		Argv: cmd.Argv, Dir: dir, Env: slices.Concat(cmd.Env, b.Env()), Stdout: cmd.Stdout, Stderr: cmd.Stderr,
-		Grace: b.h.opts.Grace, NoNetwork: !cmd.Network && b.NetworkOff(),
+		Grace: b.h.opts.Grace, NoNetwork: !cmd.Network && b.NetworkOff(), Mark: supervisorEnv + "=" + b.spec.Owner,
 	}
 	state, err := child.Run(ctx)
 	return Outcome{State: state}, err

@@ -698,14 +698,7 @@ func (e *env) sweep(t *testing.T) int {
 	if err != nil {
 		t.Error(err)
 	}
-	left := e.Left(t, e.owner, e.box)
-	// A command whose start was ordered just before the process was killed may begin when Sweep has looked already. On the host it
-	// ends by itself, with the supervisor that started it.
-	for deadline := time.Now().Add(2 * time.Second); !e.Isolated && len(left) > 0 && time.Now().Before(deadline); {
-		time.Sleep(5 * time.Millisecond)
-		left = e.Left(t, e.owner, e.box)
-	}
-	if len(left) > 0 {
+	if left := e.Left(t, e.owner, e.box); len(left) > 0 {
 		t.Errorf("left behind after Sweep, which counted %d: %q", n, left)
 	}
 	return n

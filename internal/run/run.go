@@ -55,6 +55,9 @@ type Cmd struct {
 	Dir string
 	// Env is the whole environment, as KEY=VALUE. The last of several equal keys counts.
 	Env []string
+	// Mark is KEY=VALUE in the environment of the process that supervises the command where there is one, on Linux. That process is
+	// there before the command and ends after it, with or without this one, so whoever finds no such mark knows that nothing will begin.
+	Mark string
 	// Stdin is read by the child; nil means an empty input. A reader that is not a file should end by itself:
 	// Run returns a second after the command if a read of it still hangs, and that read goes on.
 	Stdin io.Reader
@@ -171,6 +174,7 @@ type process struct {
 	stdout, stderr io.Writer
 	grace          time.Duration
 	noNetwork      bool
+	mark           string
 }
 
 // outcome is how a process ended. err is set when it could not be started or followed.
@@ -228,7 +232,7 @@ func (c *Cmd) run(ctx context.Context, out *output) (_ State, cause, _ error) {
 	}
 	p := &process{
 		path: path, argv: c.Argv, dir: dir, env: c.Env, stdin: stdin,
-		stdout: &out.stdout, stderr: &out.stderr, grace: max(grace, 0), noNetwork: c.NoNetwork,
+		stdout: &out.stdout, stderr: &out.stderr, grace: max(grace, 0), noNetwork: c.NoNetwork, mark: c.Mark,
 	}
 	if out.merged {
 		p.stderr = p.stdout

@@ -239,13 +239,17 @@ func (p *process) startSupervisorWith(attr *syscall.SysProcAttr) (*exec.Cmd, *os
 	if err != nil {
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
+	env := []string{"GOMAXPROCS=1"}
+	if p.mark != "" {
+		env = append(env, p.mark)
+	}
 	ours, theirs := os.NewFile(uintptr(fds[0]), "lifeline"), os.NewFile(uintptr(fds[1]), "lifeline")
 	defer theirs.Close()
 	cmd := &exec.Cmd{
 		// Not os.Executable: the file may have been replaced by an update since.
 		Path:        "/proc/self/exe",
 		Args:        []string{supervisorName},
-		Env:         []string{"GOMAXPROCS=1"},
+		Env:         env,
 		Dir:         "/",
 		Stdin:       p.stdinReader(),
 		Stdout:      p.stdout,

@@ -192,14 +192,15 @@ func TestRecorded(t *testing.T) {
 	var recorded []string
 	for line := range strings.Lines(f.log()) {
 		if after, ok := strings.CutPrefix(line, "record "); ok {
-			recorded = append(recorded, numbers.ReplaceAllString(strings.TrimSpace(after), "$1"))
+			after, _, _ = strings.Cut(strings.TrimSpace(after), " cluster ") // how a product is divided is the model's business
+			recorded = append(recorded, numbers.ReplaceAllString(after, "$1"))
 		} else if strings.HasPrefix(line, "launch") {
 			t.Errorf("not recorded: %s", line)
 		}
 	}
 	want := []string{
 		"kiln_permute stream 3 grid block shared overlapped 1",
-		"kiln_gemm_2x2_0_fs stream 3 grid block shared overlapped 1 cluster 2",
+		"kiln_gemm_2x2_0_fs stream 3 grid block shared overlapped 1",
 	}
 	if diff := cmp.Diff(want, recorded); diff != "" {
 		t.Errorf("recorded (-want +got):\n%s", diff)

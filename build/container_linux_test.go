@@ -39,7 +39,7 @@ func TestEnviron(t *testing.T) {
 }
 
 // TestOwnedProcesses lists processes while they become others again and again: whoever sees none of them would leave them behind.
-func TestOwnedProcesses(t *testing.T) {
+func TestMarkedProcesses(t *testing.T) {
 	owner := fmt.Sprintf("becoming %d", os.Getpid())
 	again := `[ "$1" -lt 3000 ] && exec sh -c "$0" "$0" $(($1 + 1)); exec sleep 1000`
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", again, again, "0")

@@ -146,6 +146,15 @@ func TestVerifyFindsDamage(t *testing.T) {
 				m["tensors"].([]any)[0].(map[string]any)["offset"] = int64(math.MaxInt64 - 1)
 			})
 		}, VerifyOptions{}, "the manifest puts it at 9223372036854775806"},
+		{"a tensor of an empty file", func(t *testing.T, fx *fixture, p *Plan) {
+			if err := os.WriteFile(filepath.Join(fx.out, "empty"), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			editJSON(t, filepath.Join(fx.out, ManifestName), func(m map[string]any) {
+				m["files"] = append(m["files"].([]any), map[string]any{"name": "empty", "size": 0, "sha256": "e3"})
+				m["tensors"] = append(m["tensors"].([]any), map[string]any{"name": "t", "file": "empty", "offset": 0, "size": 0, "sha256": "e3"})
+			})
+		}, VerifyOptions{}, "want e3"},
 		{"missing shard", func(t *testing.T, fx *fixture, p *Plan) { os.Remove(filepath.Join(fx.out, p.Shards[1].Name)) }, VerifyOptions{}, "not in the folder"},
 		{"stranger", func(t *testing.T, fx *fixture, p *Plan) {
 			if err := writeSafetensors(filepath.Join(fx.out, "output_temp_1.safetensors"), nil, false); err != nil {

@@ -105,6 +105,10 @@ func (p *pipeline) finish(err error) error {
 	if err != nil {
 		p.cancel(err)
 	} else {
+		if p.cur == nil && p.off == 0 {
+			p.cur = <-p.free // consumers see an empty file too
+			p.cur.n, p.cur.off = 0, 0
+		}
 		p.flush()
 	}
 	for i, in := range p.consumers {

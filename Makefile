@@ -45,12 +45,12 @@ build:
 ## quickstart: plan, build, audit, test, index and serve examples/hello-cuda, and install it with pip
 .PHONY: quickstart
 quickstart: build
-	@scripts/quickstart.sh
+	@dev/scripts/quickstart.sh
 
 ## deps: install what the tests need (python, g++, a venv in .cache/venv; in CI also podman and Chromium)
 .PHONY: deps
 deps:
-	@scripts/deps.sh
+	@dev/scripts/deps.sh
 
 ## test: install what the tests need and run all of them (PKG=./wheel RUN=TestX to limit)
 # In CI results are never taken from the cache, and the order is shuffled.
@@ -62,7 +62,7 @@ test: deps $(CACHE)/tools/gotestsum $(CACHE)/tools/actionlint
 	@status=0; \
 	$(CACHE)/tools/gotestsum --format pkgname --format-hide-empty-pkg --hide-summary=skipped \
 	  --jsonfile $(TEST_DIR)/events.jsonl -- $(TEST_FLAGS) $(PKG) || status=$$?; \
-	$(GO) run ./scripts/testreport $(if $(CI),-strict) -allow testdata/allowed-skips.txt \
+	$(GO) run ./dev/scripts/testreport $(if $(CI),-strict) -allow dev/allowed-skips.txt \
 	  -summary $(TEST_DIR)/summary $(TEST_DIR)/events.jsonl || status=1; \
 	exit $$status
 
@@ -79,25 +79,25 @@ e2e:
 ## e2e-images: make the container images of the end-to-end tests from Debian packages (NAMES="ci trixie-torch26" to limit)
 .PHONY: e2e-images
 e2e-images:
-	@scripts/podman.sh
-	e2e/images.sh $(or $(NAMES),$$(e2e/images.sh list))
+	@dev/scripts/podman.sh
+	dev/e2e/images.sh $(or $(NAMES),$$(dev/e2e/images.sh list))
 
 ## e2e-build: build real rows in real containers, kill a build 50 times, exhaust memory (RUN=TestX to limit)
 .PHONY: e2e-build
 e2e-build: export KILN_E2E := build
 e2e-build: deps e2e-images
-	$(GO) test ./build ./e2e -run '$(or $(RUN),^TestE2E|^TestKill)' -v -count=1 -timeout 3h
+	$(GO) test ./build ./dev/e2e -run '$(or $(RUN),^TestE2E|^TestKill)' -v -count=1 -timeout 3h
 
 ## e2e-share: compile once for several Pythons, in containers; a remote cache; kills (RUN=TestX to limit)
 .PHONY: e2e-share
 e2e-share: export KILN_E2E := share
 e2e-share: export KILN_REQUIRE := ccache
 e2e-share: deps
-	@e2e/share-images.sh
-	@e2e/images.sh trixie-runtime trixie-hip trixie-hip-runtime
-	@scripts/sharedeps.sh
+	@dev/e2e/share-images.sh
+	@dev/e2e/images.sh trixie-runtime trixie-hip trixie-hip-runtime
+	@dev/scripts/sharedeps.sh
 	$(GO) test ./build ./build/launcher -run '$(or $(RUN),^TestKillShared|^TestLauncherKill)' -v -count=1 -timeout 1h
-	$(GO) test ./e2e -run '$(or $(RUN),^TestE2EShare)' -v -count=1 -timeout 3h
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EShare)' -v -count=1 -timeout 3h
 
 ## e2e-audit: compare audits with auditwheel, cuobjdump and the loader (KILN_AUDIT_PYTHON, KILN_AUDIT_PYTHONS, KILN_CUOBJDUMP; RUN=TestX)
 .PHONY: e2e-audit
@@ -117,38 +117,38 @@ e2e-index: deps
 e2e-model: export KILN_E2E := model
 e2e-model: export KILN_EXLLAMAV2_PYTHON ?= $(CURDIR)/$(CACHE)/venv-exllamav2/bin/python
 e2e-model: deps
-	@scripts/exllamav2.sh
-	$(GO) test ./exl2 -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
+	@dev/scripts/exllamav2.sh
+	$(GO) test ./model/exl2 -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
 
 ## e2e-toolchain: ten containers that each lack one thing: diagnosis, fix, success (RUN=TestX/name to limit)
 .PHONY: e2e-toolchain
 e2e-toolchain: export KILN_E2E := toolchain
 e2e-toolchain: deps
-	e2e/images.sh ci bookworm-cuda118 trixie-cuda124 trixie-torch26
-	$(GO) test ./e2e -run '$(or $(RUN),^TestE2EToolchain$$)' -v -count=1 -timeout 2h
+	dev/e2e/images.sh ci bookworm-cuda118 trixie-cuda124 trixie-torch26
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EToolchain$$)' -v -count=1 -timeout 2h
 
 ## e2e-wine: the Windows binary of kiln doctor under Wine, with made-up installations of Visual Studio and CUDA
 .PHONY: e2e-wine
 e2e-wine: export KILN_E2E := wine
 e2e-wine: deps
-	e2e/images.sh trixie-runtime
-	$(GO) test ./e2e -run '^TestE2EWine$$' -v -count=1 -timeout 1h
+	dev/e2e/images.sh trixie-runtime
+	$(GO) test ./dev/e2e -run '^TestE2EWine$$' -v -count=1 -timeout 1h
 
 ## e2e-jit-exllamav2: compile exllamav2's own extension with kiln jit in a container, eight processes at once (EXLLAMAV2=checkout; half an hour of processor)
 .PHONY: e2e-jit-exllamav2
 e2e-jit-exllamav2: export KILN_E2E := jit-exllamav2
 e2e-jit-exllamav2: export KILN_EXLLAMAV2 := $(EXLLAMAV2)
 e2e-jit-exllamav2: deps
-	e2e/images.sh trixie-torch26
-	$(GO) test ./e2e -run '^TestE2EJITExLlamaV2$$' -v -count=1 -timeout 4h
+	dev/e2e/images.sh trixie-torch26
+	$(GO) test ./dev/e2e -run '^TestE2EJITExLlamaV2$$' -v -count=1 -timeout 4h
 
 ## e2e-jit: kiln jit with HIP sources, and with prebuilt modules for this and for another torch, in containers (RUN=TestX to limit)
 .PHONY: e2e-jit
 e2e-jit: export KILN_E2E := jit-hip,jit-prebuilt
 e2e-jit: deps
-	e2e/images.sh trixie-hip
-	@e2e/share-images.sh
-	$(GO) test ./e2e -run '$(or $(RUN),^TestE2EJIT)' -v -count=1 -timeout 1h
+	dev/e2e/images.sh trixie-hip
+	@dev/e2e/share-images.sh
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EJIT)' -v -count=1 -timeout 1h
 
 ## e2e-publish: publish to a real S3 server and a GitHub server with faults and kills, 200 times (RUN=TestX, KILN_PUBLISHES=200)
 .PHONY: e2e-publish
@@ -166,10 +166,10 @@ e2e-workflow: deps build $(CACHE)/tools/act
 .PHONY: e2e-slurm
 e2e-slurm: export KILN_E2E := slurm
 e2e-slurm: deps
-	@scripts/podman.sh
-	@e2e/images.sh ci
-	@scripts/sharedeps.sh
-	scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -parallel 8 -v -count=1 -timeout 2h
+	@dev/scripts/podman.sh
+	@dev/e2e/images.sh ci
+	@dev/scripts/sharedeps.sh
+	dev/scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -parallel 8 -v -count=1 -timeout 2h
 
 ## sim-slurm: many rows on a simulated cluster, a node for 50 rows: makespan, memory, calls of Slurm (ROWS=10000)
 .PHONY: sim-slurm
@@ -262,19 +262,19 @@ bench-plan:
 .PHONY: bench-build
 bench-build: deps
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchbuild -dir $(CACHE)/bench $(if $(ROWS),-rows $(ROWS)) | tee $(CACHE)/bench/build.txt
+	@set -o pipefail; $(GO) run ./dev/bench/build -dir $(CACHE)/bench $(if $(ROWS),-rows $(ROWS)) | tee $(CACHE)/bench/build.txt
 
 ## bench-share: what the compiler launcher adds to a call, beside the same call without it (CALLS=200)
 .PHONY: bench-share
 bench-share: build
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchshare -kiln bin/kiln $(if $(CALLS),-runs $(CALLS)) | tee $(CACHE)/bench/share.txt
+	@set -o pipefail; $(GO) run ./dev/bench/share -kiln bin/kiln $(if $(CALLS),-runs $(CALLS)) | tee $(CACHE)/bench/share.txt
 
 ## bench-index: a static index of 100,000 files against dumb-pypi, then bench-serve (FILES=100000)
 .PHONY: bench-index
 bench-index: deps build
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchindex -python '$(KILN_PYTHON)' $(if $(FILES),-files $(FILES)) | tee $(CACHE)/bench/index.txt
+	@set -o pipefail; $(GO) run ./dev/bench/index -python '$(KILN_PYTHON)' $(if $(FILES),-files $(FILES)) | tee $(CACHE)/bench/index.txt
 	@$(MAKE) --no-print-directory bench-serve
 
 ## bench-model: compiling a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
@@ -283,86 +283,86 @@ RUNS ?= 3
 .PHONY: bench-model
 bench-model: deps build
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchmodel -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
+	@set -o pipefail; $(GO) run ./dev/bench/model -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
 	  | tee $(CACHE)/bench/model-$(subst $() ,,$(SIZE)).txt
 
 ## bench-audit: auditing one large library against auditwheel and cuobjdump (LIBRARY=path; AUDITWHEEL=path, CUOBJDUMP=path where they are not on PATH)
 .PHONY: bench-audit
 bench-audit: deps build
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchaudit -kiln bin/kiln -library '$(LIBRARY)' $(if $(AUDITWHEEL),-auditwheel '$(AUDITWHEEL)') \
+	@set -o pipefail; $(GO) run ./dev/bench/audit -kiln bin/kiln -library '$(LIBRARY)' $(if $(AUDITWHEEL),-auditwheel '$(AUDITWHEEL)') \
 	  $(if $(CUOBJDUMP),-cuobjdump '$(CUOBJDUMP)') | tee $(CACHE)/bench/audit.txt
 
 ## bench-jit: kiln jit beside torch.utils.cpp_extension.load: cold, warm, after an upgrade of torch, after a kill (JIT_ROUNDS=1)
 .PHONY: bench-jit
 bench-jit: build
-	@scripts/podman.sh
-	@e2e/images.sh trixie-torch26
+	@dev/scripts/podman.sh
+	@dev/e2e/images.sh trixie-torch26
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; scripts/benchjit/run.sh $(or $(JIT_ROUNDS),1) | tee $(CACHE)/bench/jit.txt
+	@set -o pipefail; dev/bench/jit/run.sh $(or $(JIT_ROUNDS),1) | tee $(CACHE)/bench/jit.txt
 
 ## bench-serve: the server against nginx, pypiserver and devpi; memory of a large upload
 .PHONY: bench-serve
 bench-serve: deps build
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchserve -python '$(KILN_PYTHON)' | tee $(CACHE)/bench/serve.txt
+	@set -o pipefail; $(GO) run ./dev/bench/serve -python '$(KILN_PYTHON)' | tee $(CACHE)/bench/serve.txt
 
 ## bench-publish: uploading 500 files of 1 MB and 4 of 500 MB to an S3 server, against mc cp and plain HTTP uploads (FILES, LARGE)
 .PHONY: bench-publish
 bench-publish: $(CACHE)/tools/versitygw $(CACHE)/tools/mc
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchpublish -server $(CACHE)/tools/versitygw -mc $(CACHE)/tools/mc -dir $(CACHE)/bench $(if $(FILES),-files $(FILES)) $(if $(LARGE),-large $(LARGE)) \
+	@set -o pipefail; $(GO) run ./dev/bench/publish -server $(CACHE)/tools/versitygw -mc $(CACHE)/tools/mc -dir $(CACHE)/bench $(if $(FILES),-files $(FILES)) $(if $(LARGE),-large $(LARGE)) \
 	  | tee $(CACHE)/bench/publish.txt
 
 ## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=3)
 ROUNDS ?= 3
 .PHONY: bench-quant
 bench-quant: deps
-	@scripts/benchquant/peers.sh
+	@dev/bench/quant/peers.sh
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./scripts/benchquant -rounds $(ROUNDS) | tee $(CACHE)/bench/quant.txt
+	@set -o pipefail; $(GO) run ./dev/bench/quant -rounds $(ROUNDS) | tee $(CACHE)/bench/quant.txt
 
 ## test-arm64: test the packages with assembly for arm64, under qemu (PKG, RUN to limit)
 .PHONY: test-arm64
 test-arm64:
-	@scripts/arm64.sh
+	@dev/scripts/arm64.sh
 
 ## gpu-check: conformance of the CUDA kernels on this machine's GPU, then compute-sanitizer (kiln-gpu built elsewhere: KILN_GPU=path)
 .PHONY: gpu-check
 gpu-check:
 	@if command -v $(GO) >/dev/null; then $(GO) build -o $(CACHE)/gpu/kiln/kiln-gpu ./cmd/kiln-gpu; fi
 	@mkdir -p $(CACHE)/bench
-	@scripts/gpucheck.sh $(CACHE)/bench
+	@dev/scripts/gpucheck.sh $(CACHE)/bench
 
 ## gpu-bench: speed of the CUDA kernels on this machine's GPU beside cuBLAS (KILN_BASELINE=file with times of other kernels to compare)
 .PHONY: gpu-bench
 gpu-bench:
 	@if command -v $(GO) >/dev/null; then $(GO) build -o $(CACHE)/gpu/kiln/kiln-gpu ./cmd/kiln-gpu; fi
 	@mkdir -p $(CACHE)/bench
-	@scripts/gpubench.sh $(CACHE)/bench
+	@dev/scripts/gpubench.sh $(CACHE)/bench
 
 ## python-wheel: the Python package, built, audited, tested and published by kiln, then installed with pip (KILN=path of another kiln)
 .PHONY: python-wheel
 python-wheel: deps build
-	@scripts/pythonwheel.sh
+	@dev/scripts/pythonwheel.sh
 
 ## gpu-python: the Python package with torch on this machine's GPU (PYTHON=interpreter with torch; ONLY=build makes what travels to one)
 .PHONY: gpu-python
 gpu-python:
-	@scripts/gpupython.sh $(CACHE)/gpu-python $(ONLY)
+	@dev/scripts/gpupython.sh $(CACHE)/gpu-python $(ONLY)
 
 ## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
 .PHONY: fuzz
 fuzz:
-	@$(GO) run ./scripts/fuzzall -match '$(FUZZ)' -time $(FUZZTIME) $(if $(RECORD),-record) $(PKG)
+	@$(GO) run ./dev/scripts/fuzzall -match '$(FUZZ)' -time $(FUZZTIME) $(if $(RECORD),-record) $(PKG)
 
 ## clean: remove bin/ and .cache/
 .PHONY: clean
 clean:
 	rm -rf bin .cache
 
-# The tools are pinned in tools/go.mod and built once; the build cache makes that quick in a second clone.
-TOOL_SOURCES := tools/go.mod tools/go.sum
+# The tools are pinned in dev/tools/go.mod and built once; the build cache makes that quick in a second clone.
+TOOL_SOURCES := dev/tools/go.mod dev/tools/go.sum
 $(CACHE)/tools/golangci-lint: TOOL := github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(CACHE)/tools/gotestsum: TOOL := gotest.tools/gotestsum
 $(CACHE)/tools/gofumpt: TOOL := mvdan.cc/gofumpt
@@ -370,10 +370,10 @@ $(CACHE)/tools/benchstat: TOOL := golang.org/x/perf/cmd/benchstat
 $(CACHE)/tools/actionlint: TOOL := github.com/rhysd/actionlint/cmd/actionlint
 $(CACHE)/tools/golangci-lint $(CACHE)/tools/gotestsum $(CACHE)/tools/gofumpt $(CACHE)/tools/benchstat $(CACHE)/tools/actionlint: $(TOOL_SOURCES)
 	@mkdir -p $(@D)
-	$(GO) build -C tools -trimpath -buildvcs=false -o ../$@ $(TOOL)
+	$(GO) build -C dev/tools -trimpath -buildvcs=false -o ../../$@ $(TOOL)
 	@touch $@
 
-# Servers and programs of the end-to-end tests are too large for tools/go.mod: they come from the module proxy, at
+# Servers and programs of the end-to-end tests are too large for dev/tools/go.mod: they come from the module proxy, at
 # exact versions.
 $(CACHE)/tools/act: MODULE := github.com/nektos/act@v0.2.89
 $(CACHE)/tools/versitygw: MODULE := github.com/versity/versitygw/cmd/versitygw@v1.8.0

@@ -21,7 +21,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // scripts are the programs that kiln runs with the Python of a row.
@@ -233,7 +233,7 @@ func (e *commandError) Unwrap() error { return e.err }
 type RowError struct {
 	Row, Stage string
 	// Diagnosis is the likeliest cause. Its ID is "unknown" if nothing is known.
-	Diagnosis toolchain.Diagnosis
+	Diagnosis machine.Diagnosis
 	// Log is the path of the whole log.
 	Log string
 	Err error
@@ -262,16 +262,16 @@ func (e *RowError) Unwrap() error { return e.Err }
 // diagnosed is an error of a stage that knows its own cause: a finding of kiln's, not
 // the output of a program.
 type diagnosed struct {
-	toolchain.Diagnosis
+	machine.Diagnosis
 }
 
 func (e *diagnosed) Error() string { return e.Title + ": " + e.Detail }
 
 // fault makes such an error.
 func fault(id, title, fix, format string, args ...any) error {
-	return &diagnosed{toolchain.Diagnosis{
+	return &diagnosed{machine.Diagnosis{
 		ID: id, Title: title, Detail: fmt.Sprintf(format, args...), Fix: fix,
-		Class: toolchain.ClassFault, Confidence: toolchain.Certain,
+		Class: machine.ClassFault, Confidence: machine.Certain,
 	}}
 }
 
@@ -281,7 +281,7 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	row := &RowError{Row: a.Row.ID, Stage: a.stage, Log: a.try.LogPath(), Err: err}
 	if own, ok := errors.AsType[*diagnosed](err); ok {
 		row.Diagnosis = own.Diagnosis
-	} else if found := toolchain.Diagnose(a.evidence(ctx, err)); len(found) > 0 {
+	} else if found := machine.Diagnose(a.evidence(ctx, err)); len(found) > 0 {
 		row.Diagnosis = found[0]
 	}
 	cause := engine.CauseOf(err)
@@ -294,14 +294,14 @@ func (a *attempt) explain(ctx context.Context, err error) error {
 	return engine.Fail(cause, row)
 }
 
-var causes = map[toolchain.Class]engine.Cause{
-	toolchain.ClassFault: engine.CauseFault, toolchain.ClassNetwork: engine.CauseNetwork, toolchain.ClassMemory: engine.CauseMemory,
-	toolchain.ClassTime: engine.CauseTime, toolchain.ClassDisk: engine.CauseDisk, toolchain.ClassLost: engine.CauseLost,
+var causes = map[machine.Class]engine.Cause{
+	machine.ClassFault: engine.CauseFault, machine.ClassNetwork: engine.CauseNetwork, machine.ClassMemory: engine.CauseMemory,
+	machine.ClassTime: engine.CauseTime, machine.ClassDisk: engine.CauseDisk, machine.ClassLost: engine.CauseLost,
 }
 
 // evidence collects what is known about a failure.
-func (a *attempt) evidence(ctx context.Context, err error) toolchain.Evidence {
-	e := toolchain.Evidence{
+func (a *attempt) evidence(ctx context.Context, err error) machine.Evidence {
+	e := machine.Evidence{
 		Stage: a.stage, LogLines: a.log.lines(), ExitCode: 1, Image: a.Image, Python: a.Row.Python, CUDA: a.Row.CUDA, ROCm: a.Row.ROCm,
 		Torch: a.Row.Torch, Arch: a.Row.Arch, OS: "linux", Distribution: a.facts.Distribution,
 		MemoryLimitBytes: a.memoryLimit(), PeakMemoryBytes: a.peak, Jobs: a.jobs, NVCCThreads: a.Settings.Resources.NVCCThreads,

@@ -14,7 +14,7 @@ import (
 
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // clusterRows hands rows to other machines, but for those that no machine like this one can build.
@@ -45,11 +45,11 @@ const failureName = "failure.json"
 
 // failure is that file.
 type failure struct {
-	Row       string              `json:"row"`
-	Stage     string              `json:"stage"`
-	Diagnosis toolchain.Diagnosis `json:"diagnosis"`
-	Log       string              `json:"log"`
-	Error     string              `json:"error"`
+	Row       string            `json:"row"`
+	Stage     string            `json:"stage"`
+	Diagnosis machine.Diagnosis `json:"diagnosis"`
+	Log       string            `json:"log"`
+	Error     string            `json:"error"`
 }
 
 // saveFailure leaves the explanation of an error for [explained].

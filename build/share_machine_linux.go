@@ -14,9 +14,9 @@ import (
 	"syscall"
 )
 
-// machine is where the kilns of one machine meet: a folder with a claim of each. A claim counts as long as its writer holds
+// sharedMachine is where the kilns of one machine meet: a folder with a claim of each. A claim counts as long as its writer holds
 // the lock of the file, so whatever ends a kiln gives back what it had. Nobody has to be started, and nobody is in charge.
-type machine struct {
+type sharedMachine struct {
 	dir    string
 	ledger *os.File // its lock is held while claims are read and written
 	file   *os.File // the claim of this kiln, locked as long as it lives
@@ -37,7 +37,7 @@ func machineDir(limited bool) string {
 }
 
 // openMachine joins the kilns of a machine. The limit is at least that of those who are there.
-func openMachine(dir string, own *claim) (_ *machine, err error) {
+func openMachine(dir string, own *claim) (_ *sharedMachine, err error) {
 	// All users of a machine meet: like the folder for temporary files, it is everybody's.
 	if err := os.Mkdir(dir, 0o777); err == nil {
 		err = os.Chmod(dir, 0o777|os.ModeSticky)
@@ -47,7 +47,7 @@ func openMachine(dir string, own *claim) (_ *machine, err error) {
 	} else if !errors.Is(err, os.ErrExist) {
 		return nil, err
 	}
-	m := &machine{dir: dir}
+	m := &sharedMachine{dir: dir}
 	defer func() {
 		if err != nil {
 			m.close()
@@ -87,7 +87,7 @@ func openShared(path string) (*os.File, error) {
 }
 
 // begin stops the claims of the machine and reads those of others than own. Whatever it returns, end has to follow.
-func (m *machine) begin(own string) ([]claim, error) {
+func (m *sharedMachine) begin(own string) ([]claim, error) {
 	if err := flock(m.ledger, syscall.LOCK_EX); err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func (m *machine) begin(own string) ([]claim, error) {
 }
 
 // end writes the claim of this kiln and lets others go on.
-func (m *machine) end(own *claim) error {
+func (m *sharedMachine) end(own *claim) error {
 	own.Format = claimFormat
 	text, err := json.Marshal(own)
 	if err == nil && !bytes.Equal(text, m.last) {
@@ -122,7 +122,7 @@ func (m *machine) end(own *claim) error {
 }
 
 // close leaves.
-func (m *machine) close() {
+func (m *sharedMachine) close() {
 	if m.file != nil {
 		os.Remove(m.file.Name())
 		_ = m.file.Close()

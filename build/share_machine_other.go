@@ -8,16 +8,16 @@ import (
 )
 
 // Compiles are shared on Linux.
-type machine struct{}
+type sharedMachine struct{}
 
 func machineDir(bool) string { return "" }
 
-func openMachine(string, *claim) (*machine, error) { return nil, errors.ErrUnsupported }
+func openMachine(string, *claim) (*sharedMachine, error) { return nil, errors.ErrUnsupported }
 
-func (m *machine) begin(string) ([]claim, error) { return nil, nil }
+func (m *sharedMachine) begin(string) ([]claim, error) { return nil, nil }
 
-func (m *machine) end(*claim) error { return nil }
+func (m *sharedMachine) end(*claim) error { return nil }
 
-func (m *machine) close() {}
+func (m *sharedMachine) close() {}
 
 func newRunDir() (string, *os.File, error) { return "", nil, errors.ErrUnsupported }

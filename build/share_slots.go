@@ -26,7 +26,7 @@ type slotPool struct {
 	running int
 	// machine has the other kilns of this machine; nil means that they are not asked. others is what they use, known while
 	// schedule runs; again looks once more when they may have given something back.
-	machine *machine
+	machine *sharedMachine
 	claim   claim
 	others  others
 	again   *time.Timer

@@ -1,7 +1,7 @@
 // Package examples_test builds the example package with real tools: CPython,
 // setuptools, the host compiler, nvcc and NVRTC. No GPU is needed.
 //
-// KILN_PYTHON names an interpreter that has testdata/python/requirements.txt
+// KILN_PYTHON names an interpreter that has dev/python/requirements.txt
 // installed. Without it the tests are skipped, unless KILN_REQUIRE (a comma list)
 // names what is missing: python, or nvcc for everything from NVIDIA.
 package examples_test
@@ -31,7 +31,7 @@ func python(t *testing.T) string {
 	t.Helper()
 	py := os.Getenv("KILN_PYTHON")
 	if py == "" {
-		kilntest.Lacking(t, "python", "KILN_PYTHON is not set: it names a Python with testdata/python/requirements.txt installed")
+		kilntest.Lacking(t, "python", "KILN_PYTHON is not set: it names a Python with dev/python/requirements.txt installed")
 	}
 	if !filepath.IsAbs(py) {
 		t.Fatalf("KILN_PYTHON=%s is not an absolute path, and tests run in other directories", py)

@@ -17,7 +17,7 @@ import (
 	"github.com/kiln-build/kiln/internal/depfile"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // errChanged says that a file was changed while it was being compiled, so that nobody knows what was compiled.
@@ -148,7 +148,7 @@ func (b *builder) command(ctx context.Context, id string, argv []string) (run.St
 	if cause := engine.CauseOf(err); cause == engine.CauseFault && diskFull(b.logPath(id)) {
 		err = engine.Fail(engine.CauseDisk, err)
 	}
-	ce := &commandError{argv: argv, log: b.logPath(id), stage: toolchain.StageCompile, err: err}
+	ce := &commandError{argv: argv, log: b.logPath(id), stage: machine.StageCompile, err: err}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.first == nil {
@@ -193,9 +193,9 @@ func (b *builder) failed(ctx context.Context, base string, err error) error {
 			e.Diagnoses[i].Fix = b.otherDir()
 		}
 	}
-	if engine.CauseOf(err) == engine.CauseDisk && !slices.ContainsFunc(e.Diagnoses, func(d toolchain.Diagnosis) bool { return d.ID == "disk-full" }) {
+	if engine.CauseOf(err) == engine.CauseDisk && !slices.ContainsFunc(e.Diagnoses, func(d machine.Diagnosis) bool { return d.ID == "disk-full" }) {
 		d, _ := b.explainError(err)
-		e.Diagnoses = append([]toolchain.Diagnosis{d}, e.Diagnoses...)
+		e.Diagnoses = append([]machine.Diagnosis{d}, e.Diagnoses...)
 	}
 	b.keepFailure(base, e, strings.Join(append([]string{shellLine(ce.argv)}, lines...), "\n")+"\n")
 	return e
@@ -215,7 +215,7 @@ func (e *commandError) output() []string {
 }
 
 // explain says why a command failed, with what is known of the machine.
-func (l *loader) explain(ce *commandError) []toolchain.Diagnosis {
+func (l *loader) explain(ce *commandError) []machine.Diagnosis {
 	ev := l.machine.Evidence()
 	ev.Stage, ev.Argv, ev.LogLines, ev.Jobs = ce.stage, ce.argv, ce.output(), l.opts.Jobs
 	ev.FreeDiskBytes, _ = fsx.FreeSpace(l.opts.Dir)
@@ -224,7 +224,7 @@ func (l *loader) explain(ce *commandError) []toolchain.Diagnosis {
 		ev.ExitCode, ev.Signal, ev.PeakMemoryBytes = re.State.ExitCode, re.State.Signal, re.State.PeakMemoryBytes
 		ev.TimedOut = errors.Is(re.Cause, errSlow)
 	}
-	return toolchain.Diagnose(ev)
+	return machine.Diagnose(ev)
 }
 
 // lasting are failures that only a change of the inputs can end. Others may be over once something is installed.
@@ -444,7 +444,7 @@ func (l *loader) tryLoad(ctx context.Context, path, name string, full bool) erro
 		Dir: filepath.Dir(path), TailLines: 40,
 	}
 	if _, err := cmd.Run(ctx); err != nil {
-		ce := &commandError{argv: cmd.Argv, stage: toolchain.StageImport, err: err}
+		ce := &commandError{argv: cmd.Argv, stage: machine.StageImport, err: err}
 		if re, ok := errors.AsType[*run.Error](err); ok {
 			ce.lines = re.Tail
 		}

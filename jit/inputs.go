@@ -14,7 +14,7 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // Input is one thing that decides what a module becomes.
@@ -133,7 +133,7 @@ func buildID(path string) string {
 
 // torchIdentity tells an installed torch from another, also from one of the same version: what it says of itself,
 // the list of its files with their digests, and its libraries. files are what must be looked at to see a change.
-func torchIdentity(m *toolchain.Machine) (inputs Inputs, files []string) {
+func torchIdentity(m *machine.Machine) (inputs Inputs, files []string) {
 	t := m.Torch
 	inputs = append(inputs, Input{"torch", fmt.Sprintf("%s git %s cuda %s hip %s abi %s", t.Version, t.Git, t.CUDA, t.HIP, t.CXX11ABI)})
 	files = append(files, filepath.Join(t.Dir, "version.py"))
@@ -157,7 +157,7 @@ func torchIdentity(m *toolchain.Machine) (inputs Inputs, files []string) {
 	return inputs, files
 }
 
-func torchLibraries(goos string, t toolchain.Torch) []string {
+func torchLibraries(goos string, t machine.Torch) []string {
 	names := []string{"c10", "torch", "torch_cpu", "torch_python"}
 	if t.CUDA != "" {
 		names = append(names, "c10_cuda", "torch_cuda")

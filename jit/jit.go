@@ -15,7 +15,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // Options say how [Load] works. Dir and Env must be set.
@@ -58,7 +58,7 @@ type Options struct {
 	// Table is the table of versions; nil means the built-in one.
 	Table *compat.Table
 	// Host is the machine to look at; nil means this one. Programs run on this one in any case.
-	Host *toolchain.Host
+	Host *machine.Host
 }
 
 func (o *Options) getenv(name string) string {
@@ -118,14 +118,14 @@ type Result struct {
 type Candidate struct {
 	Path string `json:"path"`
 	// Diagnoses say why it cannot be used, the first one first.
-	Diagnoses []toolchain.Diagnosis `json:"diagnoses"`
+	Diagnoses []machine.Diagnosis `json:"diagnoses"`
 }
 
 // Error says why there is no module.
 type Error struct {
 	Name string
 	// Diagnoses are the causes, the most likely first; there is at least one.
-	Diagnoses []toolchain.Diagnosis
+	Diagnoses []machine.Diagnosis
 	// Command is the one that failed first, Tail the end of its output, Log the file with all of it.
 	Command []string
 	Tail    []string
@@ -174,7 +174,7 @@ func Load(ctx context.Context, spec *Spec, opts Options) (*Result, error) {
 		e.Rejected = l.rejected
 	} else if err != nil {
 		if d, ok := l.explainError(err); ok {
-			return nil, &Error{Name: spec.Name, Diagnoses: []toolchain.Diagnosis{d}, Rejected: l.rejected, Err: err}
+			return nil, &Error{Name: spec.Name, Diagnoses: []machine.Diagnosis{d}, Rejected: l.rejected, Err: err}
 		}
 	}
 	return r, err
@@ -185,7 +185,7 @@ type loader struct {
 	spec     *Spec
 	opts     *Options
 	store    *Store
-	machine  *toolchain.Machine
+	machine  *machine.Machine
 	rejected []Candidate
 	watched  []string // besides the plan's files
 	began    time.Time
@@ -204,7 +204,7 @@ func newLoader(spec *Spec, opts *Options) (*loader, error) {
 		return nil, fmt.Errorf("jit: %q is not a name of %d or more hexadecimal digits", name, memoryName)
 	}
 	if opts.Host == nil {
-		opts.Host = toolchain.Local(opts.Env)
+		opts.Host = machine.Local(opts.Env)
 	}
 	if opts.LockTimeout <= 0 {
 		opts.LockTimeout = time.Hour
@@ -241,7 +241,7 @@ func (s *Spec) withoutText() Spec {
 }
 
 // gpus is what the kernel says of GPUs, without asking a driver's program.
-func gpus(h *toolchain.Host) string {
+func gpus(h *machine.Host) string {
 	var parts []string
 	for _, dir := range []string{"/proc/driver/nvidia/gpus", "/sys/class/kfd/kfd/topology/nodes"} {
 		if names, err := h.ReadDir(dir); err == nil {
@@ -263,7 +263,7 @@ func (l *loader) event(e Event) {
 // probe looks at the machine.
 func (l *loader) probe(ctx context.Context) {
 	if l.machine == nil {
-		l.machine = toolchain.Probe(ctx, l.opts.Host, toolchain.ProbeOptions{
+		l.machine = machine.Probe(ctx, l.opts.Host, machine.ProbeOptions{
 			Python: l.opts.Python, CUDAHome: l.opts.CUDAHome, WorkDir: l.opts.Dir, Table: l.opts.Table,
 			// A machine that compiles elsewhere too answers slowly, and what it has does not depend on that.
 			Timeout: time.Minute,
@@ -279,8 +279,8 @@ func (l *loader) load(ctx context.Context) (*Result, error) {
 	}
 	if l.machine.Python.Version == "" {
 		r := l.machine.Result("python")
-		fix := toolchain.InstallCommand("python-venv", l.machine.OS, l.machine.Distribution, "", "", l.machine.Root)
-		return nil, &Error{Name: l.spec.Name, Diagnoses: []toolchain.Diagnosis{newDiagnosis("no-python", orElse(r.Detail, "no Python was found"), fix)}}
+		fix := machine.InstallCommand("python-venv", l.machine.OS, l.machine.Distribution, "", "", l.machine.Root)
+		return nil, &Error{Name: l.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("no-python", orElse(r.Detail, "no Python was found"), fix)}}
 	}
 	l.watched = append(l.watched, filepath.SplitList(l.opts.getenv("PATH"))...)
 	l.watched = append(l.watched, l.machine.Python.SitePackages...)
@@ -364,7 +364,7 @@ func (l *loader) cachedOrBuilt(ctx context.Context) (r *Result, files []string, 
 		return r, files, nil
 	}
 	if l.opts.NoCompile != "" {
-		return nil, nil, &Error{Name: l.spec.Name, Diagnoses: []toolchain.Diagnosis{newDiagnosis("no-native-module",
+		return nil, nil, &Error{Name: l.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("no-native-module",
 			"no compiled module fits, and "+l.opts.NoCompile+" forbids compiling one", "unset "+l.opts.NoCompile)}}
 	}
 	if f, ok := l.store.failed(l.spec.Name, base, l.began); ok && !l.opts.Retry {
@@ -457,7 +457,7 @@ func (l *loader) usable() error {
 	}
 	if l.opts.Host.NoExec(l.opts.Dir) {
 		detail := l.opts.Dir + " is on a file system that is mounted noexec: a module in it cannot be loaded"
-		return &Error{Name: l.spec.Name, Diagnoses: []toolchain.Diagnosis{newDiagnosis("noexec", detail, l.otherDir())}}
+		return &Error{Name: l.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("noexec", detail, l.otherDir())}}
 	}
 	return nil
 }
@@ -476,7 +476,7 @@ func (l *loader) otherDir() string {
 }
 
 // explainError puts errors of kiln's own work in the store into words.
-func (l *loader) explainError(err error) (toolchain.Diagnosis, bool) {
+func (l *loader) explainError(err error) (machine.Diagnosis, bool) {
 	switch {
 	case engine.CauseOf(err) == engine.CauseDisk:
 		free := ""
@@ -487,7 +487,7 @@ func (l *loader) explainError(err error) (toolchain.Diagnosis, bool) {
 	case errors.Is(err, os.ErrPermission):
 		return newDiagnosis("file-access", err.Error(), l.otherDir()), true
 	}
-	return toolchain.Diagnosis{}, false
+	return machine.Diagnosis{}, false
 }
 
 func (f *failure) error(name string) *Error {

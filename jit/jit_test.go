@@ -21,7 +21,7 @@ import (
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/jit"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // helperEnv makes the test binary load a module in another process: its value is the spec's path and the store's. Without a spec it
@@ -446,7 +446,7 @@ func TestNotUsable(t *testing.T) {
 	})
 	t.Run("noexec", func(t *testing.T) {
 		opts := p.options()
-		opts.Host = toolchain.Local(p.env)
+		opts.Host = machine.Local(p.env)
 		real, other := opts.Host.ReadFile, t.TempDir()
 		opts.Host.ReadFile = func(path string) ([]byte, error) {
 			text, err := real(path)
@@ -512,8 +512,8 @@ func TestNotUsable(t *testing.T) {
 }
 
 // without is this machine without a program.
-func without(env []string, program string) *toolchain.Host {
-	h := toolchain.Local(env)
+func without(env []string, program string) *machine.Host {
+	h := machine.Local(env)
 	stat := h.Stat
 	h.Stat = func(path string) (os.FileInfo, error) {
 		if strings.HasSuffix(path, "/"+program) {

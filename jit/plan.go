@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/compat"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // ErrNotSupported is the error for compiling on a system that kiln has no compiler commands for. Modules that are
@@ -52,7 +52,7 @@ const (
 )
 
 // newPlan decides how to compile. The error is an [*Error] where the machine lacks something.
-func newPlan(spec *Spec, m *toolchain.Machine, opts *Options) (*plan, error) {
+func newPlan(spec *Spec, m *machine.Machine, opts *Options) (*plan, error) {
 	if m.OS == "windows" {
 		return nil, fmt.Errorf("compile %s: %w: put a prebuilt module where the spec looks for one", spec.Name, ErrNotSupported)
 	}
@@ -103,22 +103,22 @@ func (s *Spec) title() string {
 
 type planner struct {
 	*plan
-	m         *toolchain.Machine
+	m         *machine.Machine
 	opts      *Options
 	cuda, hip bool
 	ccbin     string
 }
 
-func (p *planner) kit() toolchain.CUDAToolkit {
+func (p *planner) kit() machine.CUDAToolkit {
 	kit, _ := p.m.Toolkit()
 	return kit
 }
 
-func (p *planner) cxx() toolchain.Compiler { return p.m.Compilers[0] }
+func (p *planner) cxx() machine.Compiler { return p.m.Compilers[0] }
 
 // problems are what keeps this machine from compiling this module, in the words of kiln doctor.
-func (p *planner) problems() []toolchain.Diagnosis {
-	report := toolchain.Examine(p.m, p.opts.Table)
+func (p *planner) problems() []machine.Diagnosis {
+	report := machine.Examine(p.m, p.opts.Table)
 	want := []string{"no-compiler", "no-python", "python-headers"}
 	if p.cuda {
 		want = append(want, "no-nvcc")
@@ -131,10 +131,10 @@ func (p *planner) problems() []toolchain.Diagnosis {
 		}
 	}
 	if p.spec.Torch && p.m.Torch.Version == "" {
-		return []toolchain.Diagnosis{newDiagnosis("missing-requirement", "torch is not installed for "+p.m.Python.Path+", and "+p.spec.Name+" is an extension of it",
+		return []machine.Diagnosis{newDiagnosis("missing-requirement", "torch is not installed for "+p.m.Python.Path+", and "+p.spec.Name+" is an extension of it",
 			pythonName(p.m.Python)+" -m pip install torch")}
 	}
-	var out []toolchain.Diagnosis
+	var out []machine.Diagnosis
 	if p.hip && (len(p.m.ROCm) == 0 || p.m.ROCm[0].HIPCC == "") {
 		out = append(out, p.noHIPCC())
 	}
@@ -151,9 +151,9 @@ func (p *planner) problems() []toolchain.Diagnosis {
 }
 
 // noHIPCC is a problem of this module alone: kiln doctor misses hipcc only where torch is a ROCm build, which needs all of AMD's libraries.
-func (p *planner) noHIPCC() toolchain.Diagnosis {
+func (p *planner) noHIPCC() machine.Diagnosis {
 	install := func(tool string) string {
-		return toolchain.InstallCommand(tool, p.m.OS, p.m.Distribution, p.m.Python.Version, "", p.m.Root)
+		return machine.InstallCommand(tool, p.m.OS, p.m.Distribution, p.m.Python.Version, "", p.m.Root)
 	}
 	fix := install("hipcc") + " (AMD's repository has to be added first)"
 	if alone := install("hipcc-alone"); alone != "" && !p.spec.Torch {
@@ -162,7 +162,7 @@ func (p *planner) noHIPCC() toolchain.Diagnosis {
 	return newDiagnosis("no-hipcc", p.spec.Name+" has .hip sources, and no hipcc was found", fix+"\nif it is installed: set ROCM_HOME to the folder that has bin/hipcc in it")
 }
 
-func pythonName(py toolchain.Python) string {
+func pythonName(py machine.Python) string {
 	if py.Prefix != py.BasePrefix || !strings.HasPrefix(py.Path, "/usr/bin/") {
 		return py.Path
 	}
@@ -170,9 +170,9 @@ func pythonName(py toolchain.Python) string {
 }
 
 // newDiagnosis is one of the table, with the words of this case.
-func newDiagnosis(id, detail, fix string) toolchain.Diagnosis {
-	d := toolchain.Diagnosis{ID: id, Title: "This machine lacks something", Detail: detail, Fix: fix, Class: toolchain.ClassFault, Confidence: toolchain.Certain}
-	for _, known := range toolchain.Known() {
+func newDiagnosis(id, detail, fix string) machine.Diagnosis {
+	d := machine.Diagnosis{ID: id, Title: "This machine lacks something", Detail: detail, Fix: fix, Class: machine.ClassFault, Confidence: machine.Certain}
+	for _, known := range machine.Known() {
 		if known.ID == id {
 			d.Title, d.Class = known.Title, known.Class
 		}
@@ -190,7 +190,7 @@ func (p *planner) selectArchs() error {
 		list = p.spec.Archs
 	}
 	kit := p.kit()
-	req := toolchain.ArchRequest{
+	req := machine.ArchRequest{
 		List: list, Flags: p.spec.Flags.NVCC, NVCC: kit.ArchList(), CUDA: kit.Version, Torch: p.m.Torch.Public(), JIT: true, Table: p.opts.Table,
 	}
 	for _, g := range p.m.GPUs {
@@ -198,10 +198,10 @@ func (p *planner) selectArchs() error {
 			req.Devices = append(req.Devices, cc)
 		}
 	}
-	choice, err := toolchain.SelectArchs(req)
+	choice, err := machine.SelectArchs(req)
 	if err != nil {
 		fix := "set TORCH_CUDA_ARCH_LIST, or archs in the spec, to what this nvcc makes, or use another toolkit"
-		return &Error{Name: p.spec.Name, Diagnoses: []toolchain.Diagnosis{newDiagnosis("arch-unsupported", err.Error(), fix)}}
+		return &Error{Name: p.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("arch-unsupported", err.Error(), fix)}}
 	}
 	p.archs, p.warnings = choice.List, choice.Warnings
 	return nil
@@ -215,7 +215,7 @@ func (p *planner) selectGfx() error {
 	const name = "PYTORCH_ROCM_ARCH"
 	list, err := compat.ParseGfxList(p.opts.getenv(name))
 	if err != nil {
-		return &Error{Name: p.spec.Name, Diagnoses: []toolchain.Diagnosis{newDiagnosis("arch-unsupported", name+": "+err.Error(), "export "+name+`="gfx90a gfx1100"`)}}
+		return &Error{Name: p.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("arch-unsupported", name+": "+err.Error(), "export "+name+`="gfx90a gfx1100"`)}}
 	}
 	if len(list.Items()) == 0 {
 		var targets []string
@@ -362,11 +362,11 @@ func (p *planner) nvcc(common []string, standard string) []string {
 // hostCompiler is what nvcc is told to call; empty where it decides itself, as a distribution's nvcc does.
 func (p *planner) hostCompiler() string {
 	for _, name := range []string{"CUDAHOSTCXX", "CC"} {
-		if f := strings.Fields(p.opts.getenv(name)); len(f) > 0 && p.m.Result("nvcc-host-compiler").Status == toolchain.OK {
+		if f := strings.Fields(p.opts.getenv(name)); len(f) > 0 && p.m.Result("nvcc-host-compiler").Status == machine.OK {
 			return f[len(f)-1]
 		}
 	}
-	if p.m.Result("nvcc-host-compiler").Status == toolchain.Unsupported {
+	if p.m.Result("nvcc-host-compiler").Status == machine.Unsupported {
 		return p.kit().HostCompiler
 	}
 	return ""

@@ -17,7 +17,7 @@ import (
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -112,7 +112,7 @@ func (l *loader) moduleOf(file string) string {
 	return name
 }
 
-func (l *loader) reject(file string, list ...toolchain.Diagnosis) {
+func (l *loader) reject(file string, list ...machine.Diagnosis) {
 	c := Candidate{Path: file, Diagnoses: list}
 	l.rejected = append(l.rejected, c)
 	text := file
@@ -176,7 +176,7 @@ var auditRules = map[string]string{
 }
 
 // audit says, without loading it, why a module does not fit; an empty list means that nothing speaks against it.
-func (l *loader) audit(ctx context.Context, file string) ([]toolchain.Diagnosis, error) {
+func (l *loader) audit(ctx context.Context, file string) ([]machine.Diagnosis, error) {
 	opts := audit.Options{NoTable: true, Python: l.machine.Python.Minor()}
 	if l.spec.Torch && l.machine.Torch.Version != "" {
 		snap, err := l.snapshot(ctx)
@@ -189,7 +189,7 @@ func (l *loader) audit(ctx context.Context, file string) ([]toolchain.Diagnosis,
 	if err != nil {
 		return nil, err
 	}
-	var out []toolchain.Diagnosis
+	var out []machine.Diagnosis
 	for _, f := range report.Findings {
 		id := auditRules[f.Rule]
 		if id == "" || f.Severity < audit.Error {
@@ -211,7 +211,7 @@ func (l *loader) audit(ctx context.Context, file string) ([]toolchain.Diagnosis,
 }
 
 // gpuFit compares the GPU code of a module with the GPUs that are visible.
-func (l *loader) gpuFit(o audit.Object) []toolchain.Diagnosis {
+func (l *loader) gpuFit(o audit.Object) []machine.Diagnosis {
 	list, err := compat.ParseArchList(o.Archs())
 	if err != nil || list.Empty() {
 		return nil
@@ -222,7 +222,7 @@ func (l *loader) gpuFit(o audit.Object) []toolchain.Diagnosis {
 			continue
 		}
 		if !list.Covers(cc) {
-			return []toolchain.Diagnosis{newDiagnosis("no-kernel-image", fmt.Sprintf("it has code for %s, and the GPU of this machine is %s", list, cc), "install a build with code for "+cc.String())}
+			return []machine.Diagnosis{newDiagnosis("no-kernel-image", fmt.Sprintf("it has code for %s, and the GPU of this machine is %s", list, cc), "install a build with code for "+cc.String())}
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // Store keeps compiled modules in a folder:
@@ -362,12 +362,12 @@ func (s *Store) sweep() (removed int) {
 
 // failure is a build that did not work.
 type failure struct {
-	Format    string                `json:"format"`
-	Time      time.Time             `json:"time"`
-	Diagnoses []toolchain.Diagnosis `json:"diagnoses"`
-	Command   []string              `json:"command,omitempty"`
-	Tail      []string              `json:"tail,omitempty"`
-	Log       string                `json:"log,omitempty"`
+	Format    string              `json:"format"`
+	Time      time.Time           `json:"time"`
+	Diagnoses []machine.Diagnosis `json:"diagnoses"`
+	Command   []string            `json:"command,omitempty"`
+	Tail      []string            `json:"tail,omitempty"`
+	Log       string              `json:"log,omitempty"`
 	// Lasting says that the same inputs fail again, whatever is installed meanwhile.
 	Lasting bool `json:"lasting"`
 	// Watch are files that may have been at fault and are not in the inputs.

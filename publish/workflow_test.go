@@ -40,7 +40,7 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-// actionlint is the checker of workflows, built from tools/go.mod.
+// actionlint is the checker of workflows, built from dev/tools/go.mod.
 func actionlint(t *testing.T) string {
 	t.Helper()
 	path, err := filepath.Abs(filepath.Join("..", ".cache", "tools", "actionlint"))

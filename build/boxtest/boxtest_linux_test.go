@@ -25,7 +25,7 @@ import (
 // driverEnv makes this program a driver of the sandboxes that it names.
 const driverEnv = "KILN_BOXTEST_DRIVER"
 
-// image is small, and made by e2e/images.sh.
+// image is small, and made by dev/e2e/images.sh.
 const image = "localhost/kiln-e2e/ci"
 
 func sandboxes(name string) build.Sandboxes {
@@ -100,9 +100,9 @@ func podman(t *testing.T) build.Sandboxes {
 	box, err := boxes.Open(t.Context(), build.BoxSpec{Name: "probe", Owner: "boxtest probe", Image: image})
 	switch {
 	case errors.Is(err, build.ErrNoEngine):
-		kilntest.Lacking(t, "podman", "no podman: scripts/podman.sh installs it")
+		kilntest.Lacking(t, "podman", "no podman: dev/scripts/podman.sh installs it")
 	case errors.Is(err, build.ErrNoImage):
-		kilntest.Lacking(t, "podman", "no image %s: e2e/images.sh ci makes it", image)
+		kilntest.Lacking(t, "podman", "no image %s: dev/e2e/images.sh ci makes it", image)
 	case err != nil:
 		kilntest.Lacking(t, "podman", "podman does not work here: %v", err)
 	}

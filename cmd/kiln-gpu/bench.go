@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/cuda"
-	"github.com/kiln-build/kiln/quant/quanttest"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/cuda"
+	"github.com/kiln-build/kiln/model/quant/quanttest"
 )
 
 // measurement is one line of the table.

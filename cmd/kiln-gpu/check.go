@@ -13,10 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/cuda"
-	"github.com/kiln-build/kiln/safetensors"
-	"github.com/kiln-build/kiln/tensor"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/cuda"
+	"github.com/kiln-build/kiln/model/safetensors"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // maxGoldenError is the largest relative error of a product with a golden matrix.

@@ -4,9 +4,9 @@ import (
 	"flag"
 	"testing"
 
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/cuda"
-	"github.com/kiln-build/kiln/quant/quanttest"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/cuda"
+	"github.com/kiln-build/kiln/model/quant/quanttest"
 )
 
 // conformance runs the suite of package quanttest, which is written for go test, where there is no Go. It ends the process.

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/quanttest"
-	"github.com/kiln-build/kiln/tensor"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/quanttest"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 var exl2Widths = []int{8, 6, 5, 4, 3, 2}

@@ -7,10 +7,10 @@ import (
 	"io"
 	"math/rand/v2"
 
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/cuda"
-	"github.com/kiln-build/kiln/quant/quanttest"
-	"github.com/kiln-build/kiln/tensor"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/cuda"
+	"github.com/kiln-build/kiln/model/quant/quanttest"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // checkLarge compares products of the sizes that models have, which the suite has not, with float64 in some places: there a

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kiln-build/kiln/quant/cuda"
+	"github.com/kiln-build/kiln/model/quant/cuda"
 )
 
 func main() {

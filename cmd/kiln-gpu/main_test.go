@@ -14,8 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/cuda"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/cuda"
 )
 
 func run(t *testing.T, args ...string) (string, error) {

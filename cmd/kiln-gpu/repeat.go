@@ -9,10 +9,10 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/cuda"
-	"github.com/kiln-build/kiln/quant/quanttest"
-	"github.com/kiln-build/kiln/tensor"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/cuda"
+	"github.com/kiln-build/kiln/model/quant/quanttest"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // operands are a weight on a device with activations and room for a product.

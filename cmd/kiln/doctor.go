@@ -14,12 +14,12 @@ import (
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/ui"
-	"github.com/kiln-build/kiln/toolchain"
+	"github.com/kiln-build/kiln/machine"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
 	var asJSON, explain, verbose bool
-	var opts toolchain.ProbeOptions
+	var opts machine.ProbeOptions
 	var need string
 	cmd := &cobra.Command{
 		Use:   "doctor [--explain [TEXT]]",
@@ -73,12 +73,12 @@ The exit code is 1 if something is wrong, or if an ability named with --need is 
 				if strings.TrimSpace(text) == "" {
 					return errors.New("nothing to explain: give the error text as an argument or on standard input")
 				}
-				machine := toolchain.Probe(cmd.Context(), toolchain.Local(os.Environ()), opts)
-				return a.explain(text, machine, asJSON)
+				found := machine.Probe(cmd.Context(), machine.Local(os.Environ()), opts)
+				return a.explain(text, found, asJSON)
 			}
 			began := time.Now()
-			machine := toolchain.Probe(cmd.Context(), toolchain.Local(os.Environ()), opts)
-			report := toolchain.Examine(machine, compat.Default())
+			found := machine.Probe(cmd.Context(), machine.Local(os.Environ()), opts)
+			report := machine.Examine(found, compat.Default())
 			if asJSON {
 				err = a.printJSON(report)
 			} else {
@@ -106,11 +106,11 @@ const maxExplain = 64 << 20
 
 // abilities are the names for --need.
 var abilities = []string{
-	toolchain.BuildCPP, toolchain.BuildCUDA, toolchain.BuildROCm, toolchain.BuildContainers, toolchain.CompileAtImport, toolchain.RunCUDA, toolchain.RunROCm,
+	machine.BuildCPP, machine.BuildCUDA, machine.BuildROCm, machine.BuildContainers, machine.CompileAtImport, machine.RunCUDA, machine.RunROCm,
 }
 
 // doctorError is the verdict for the exit code.
-func doctorError(r *toolchain.Report, need []string) error {
+func doctorError(r *machine.Report, need []string) error {
 	var missing []string
 	for _, id := range need {
 		if !r.Can(id) {
@@ -126,7 +126,7 @@ func doctorError(r *toolchain.Report, need []string) error {
 	return nil
 }
 
-func countErrors(r *toolchain.Report) int {
+func countErrors(r *machine.Report) int {
 	n := 0
 	for _, p := range r.Problems {
 		if p.Severity == compat.Error {
@@ -137,7 +137,7 @@ func countErrors(r *toolchain.Report) int {
 }
 
 // printReport is for people: what can be done first, then what is wrong.
-func (a *app) printReport(r *toolchain.Report, verbose bool, took time.Duration) error {
+func (a *app) printReport(r *machine.Report, verbose bool, took time.Duration) error {
 	m := r.Machine
 	w := a.stdout
 	fmt.Fprintf(w, "%s, %s/%s", orText(m.SystemName, m.OS), m.OS, m.Arch)
@@ -150,11 +150,11 @@ func (a *app) printReport(r *toolchain.Report, verbose bool, took time.Duration)
 	fmt.Fprint(w, "\n\n")
 	found := ui.NewTable("FOUND", "VERSION", "WHERE")
 	for _, res := range m.Results {
-		if res.ID == "machine" || res.Status == toolchain.Skipped || res.Status == toolchain.Missing {
+		if res.ID == "machine" || res.Status == machine.Skipped || res.Status == machine.Missing {
 			continue
 		}
 		value := res.Value
-		if res.Status != toolchain.OK {
+		if res.Status != machine.OK {
 			value = strings.TrimSpace(value + " (" + string(res.Status) + ")")
 		}
 		found.Add(res.ID, value, res.Path)
@@ -199,7 +199,7 @@ func (a *app) printReport(r *toolchain.Report, verbose bool, took time.Duration)
 }
 
 var archSource = map[string]string{
-	toolchain.ArchFromUser: "from TORCH_CUDA_ARCH_LIST", toolchain.ArchFromDevices: "from the GPUs", toolchain.ArchFromFallback: "no GPU, no list",
+	machine.ArchFromUser: "from TORCH_CUDA_ARCH_LIST", machine.ArchFromDevices: "from the GPUs", machine.ArchFromFallback: "no GPU, no list",
 }
 
 func (a *app) paint(text, code string) string {
@@ -225,23 +225,23 @@ var (
 // missing module is another fault there.
 func stageOf(text string) string {
 	if importErrors.MatchString(text) && !buildTexts.MatchString(text) {
-		return toolchain.StageImport
+		return machine.StageImport
 	}
 	return ""
 }
 
 // explain says what an error text means, with what is known of this machine.
-func (a *app) explain(text string, m *toolchain.Machine, asJSON bool) error {
+func (a *app) explain(text string, m *machine.Machine, asJSON bool) error {
 	e := m.Evidence()
 	e.ExitCode = 1
 	e.LogLines = strings.Split(strings.TrimRight(text, "\n"), "\n")
 	e.Stage = stageOf(text)
 	// Free space is that of now and of here, not of the failure.
 	e.FreeDiskBytes = 0
-	list := toolchain.Diagnose(e)
+	list := machine.Diagnose(e)
 	known := len(list) > 0 && list[0].ID != "unknown"
 	if asJSON {
-		if err := a.printJSON(map[string]any{"format": toolchain.ReportFormat, "diagnoses": list}); err != nil {
+		if err := a.printJSON(map[string]any{"format": machine.ReportFormat, "diagnoses": list}); err != nil {
 			return err
 		}
 	} else {

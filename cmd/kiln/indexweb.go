@@ -15,8 +15,8 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/web"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/web"
 )
 
 // webLimit is up to how many files an index gets pages for people unless told otherwise. Every file

@@ -14,8 +14,8 @@ import (
 
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/jit"
+	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/matrix"
-	"github.com/kiln-build/kiln/toolchain"
 )
 
 func (a *app) jitCommand() *cobra.Command {
@@ -234,13 +234,13 @@ func (v *jitView) event(e jit.Event) {
 
 // jitFailure is an error as JSON.
 type jitFailure struct {
-	Error      string                `json:"error"`
-	Name       string                `json:"name,omitempty"`
-	Diagnoses  []toolchain.Diagnosis `json:"diagnoses"`
-	Command    []string              `json:"command,omitempty"`
-	Log        string                `json:"log,omitempty"`
-	Remembered *time.Time            `json:"remembered,omitempty"`
-	Rejected   []jit.Candidate       `json:"rejected,omitempty"`
+	Error      string              `json:"error"`
+	Name       string              `json:"name,omitempty"`
+	Diagnoses  []machine.Diagnosis `json:"diagnoses"`
+	Command    []string            `json:"command,omitempty"`
+	Log        string              `json:"log,omitempty"`
+	Remembered *time.Time          `json:"remembered,omitempty"`
+	Rejected   []jit.Candidate     `json:"rejected,omitempty"`
 }
 
 // jitError prints what is wrong and what to do, and gives the exit code.
@@ -248,7 +248,7 @@ func (a *app) jitError(err error, asJSON bool) error {
 	e, ok := errors.AsType[*jit.Error](err)
 	if !ok {
 		if asJSON {
-			_ = a.printJSON(jitFailure{Error: err.Error(), Diagnoses: []toolchain.Diagnosis{}})
+			_ = a.printJSON(jitFailure{Error: err.Error(), Diagnoses: []machine.Diagnosis{}})
 		}
 		return err
 	}

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kiln-build/kiln/exl2"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/model/exl2"
 )
 
 func (a *app) modelCommand() *cobra.Command {

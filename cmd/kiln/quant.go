@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/internal/ui"
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/safetensors"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/safetensors"
 )
 
 func (a *app) quantCommand() *cobra.Command {

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kiln-build/kiln/exl2"
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/safetensors"
-	"github.com/kiln-build/kiln/tensor"
+	"github.com/kiln-build/kiln/model/exl2"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/safetensors"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // TestQuantizedModel rounds the layers of a small model to every width, writes it as a model folder, and reads it again in

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/kiln-build/kiln/schema"
+	"github.com/kiln-build/kiln/matrix/schema"
 )
 
 func (a *app) schemaCommand() *cobra.Command {

@@ -9,7 +9,7 @@ import (
 
 // TestSchema: `kiln schema` prints the committed file, byte for byte.
 func TestSchema(t *testing.T) {
-	want, err := os.ReadFile("../../schema/packages.schema.json")
+	want, err := os.ReadFile("../../matrix/schema/packages.schema.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -18,6 +18,6 @@ func TestSchema(t *testing.T) {
 		t.Fatalf("exit code %d: %s", code, stderr.Bytes())
 	}
 	if !bytes.Equal(stdout.Bytes(), want) {
-		t.Errorf("printed %d bytes that are not the %d of schema/packages.schema.json", stdout.Len(), len(want))
+		t.Errorf("printed %d bytes that are not the %d of matrix/schema/packages.schema.json", stdout.Len(), len(want))
 	}
 }

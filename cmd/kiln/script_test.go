@@ -56,7 +56,7 @@ func TestScripts(t *testing.T) {
 	}
 	cudaRoot := sharingTools(t, python)
 	testscript.Run(t, testscript.Params{
-		Dir:                 filepath.Join("..", "..", "testdata", "script"),
+		Dir:                 filepath.Join("testdata", "script"),
 		UpdateScripts:       *update,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,

@@ -19,9 +19,9 @@ import (
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/web"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
-	"github.com/kiln-build/kiln/web"
 )
 
 // shutdownTime is how long downloads and uploads may go on after the server was told to stop.

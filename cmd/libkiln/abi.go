@@ -139,8 +139,8 @@ import (
 	"unsafe"
 
 	"github.com/kiln-build/kiln/cmd/libkiln/internal/library"
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/tensor"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // version is set when the library is built for a release.

@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/internal/kilntest"
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/safetensors"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/safetensors"
 )
 
 // The library is built once, by the first test that needs it.
@@ -133,7 +133,7 @@ func TestPython(t *testing.T) {
 func TestPythonDriver(t *testing.T) {
 	interpreter, env := python(t)
 	dir := t.TempDir()
-	run(t, "../../quant/cuda/testdata", nil, compiler(), "-shared", "-fPIC", "-O1", "-o", filepath.Join(dir, "libcuda.so.1"), "fakedriver.c")
+	run(t, "../../model/quant/cuda/testdata", nil, compiler(), "-shared", "-fPIC", "-O1", "-o", filepath.Join(dir, "libcuda.so.1"), "fakedriver.c")
 	env = append(env, "LD_LIBRARY_PATH="+dir)
 	run(t, "../../python/tests", env, interpreter, "-W", "error", "fake_gpu.py")
 	t.Logf("%s", run(t, "../../python/tests", env, interpreter, "fake_gpu.py", "cost"))
@@ -152,7 +152,7 @@ func TestPythonEqualsGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, format := range []string{"exl2", "gptq"} {
-		f, err := safetensors.Open("../../quant/testdata/" + format + ".safetensors")
+		f, err := safetensors.Open("../../model/quant/testdata/" + format + ".safetensors")
 		if err != nil {
 			t.Fatal(err)
 		}

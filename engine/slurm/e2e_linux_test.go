@@ -23,7 +23,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 )
 
-// e2e is a project that kiln builds on the cluster of scripts/e2e-slurm.sh.
+// e2e is a project that kiln builds on the cluster of dev/scripts/e2e-slurm.sh.
 type e2e struct {
 	t       *testing.T
 	kiln    string
@@ -356,7 +356,7 @@ func (p *e2e) daemon(name string) int {
 
 func (p *e2e) restart(name string) {
 	p.t.Helper()
-	cmd := exec.CommandContext(p.t.Context(), "../../scripts/e2e-slurm.sh", "start", p.cluster, name)
+	cmd := exec.CommandContext(p.t.Context(), "../../dev/scripts/e2e-slurm.sh", "start", p.cluster, name)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		p.t.Fatalf("start %s: %v\n%s", name, err, out)
 	}

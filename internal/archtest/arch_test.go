@@ -75,7 +75,7 @@ func TestKilnWithoutPurego(t *testing.T) {
 				t.Fatal("go list names no packages")
 			}
 			for _, pkg := range all {
-				if under(pkg, "github.com/ebitengine/purego") || under(pkg, module+"/quant/cuda") {
+				if under(pkg, "github.com/ebitengine/purego") || under(pkg, module+"/model/quant/cuda") {
 					t.Errorf("cmd/kiln depends on %s: it would not be static; that code belongs to cmd/kiln-gpu", pkg)
 				}
 			}
@@ -86,7 +86,7 @@ func TestKilnWithoutPurego(t *testing.T) {
 // TestStdOnly: these packages are everyone's vocabulary and usable alone, so they
 // are built from the standard library and their own subpackages.
 func TestStdOnly(t *testing.T) {
-	for _, pkg := range []string{"wheel", "tensor"} {
+	for _, pkg := range []string{"wheel", "model/tensor"} {
 		t.Run(pkg, func(t *testing.T) {
 			t.Parallel()
 			for _, dep := range deps(t, nil, "./"+pkg+"/...") {

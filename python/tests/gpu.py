@@ -1,6 +1,6 @@
 """What only a GPU can show, with torch: streams, graphs, errors, the cost of a call, and that nothing leaks.
 
-Prints one line for each; the exit code is 1 if one fails. Run by scripts/gpupython.sh.
+Prints one line for each; the exit code is 1 if one fails. Run by dev/scripts/gpupython.sh.
 """
 
 import gc

@@ -24,7 +24,7 @@ def read_safetensors(path):
 
 def goldens():
     """Pairs of a name, like "gptq/a", and the tensors of that case without their prefix. KILN_GOLDENS is their folder."""
-    folder = os.environ.get("KILN_GOLDENS") or os.path.join(os.path.dirname(__file__), "../../quant/testdata")
+    folder = os.environ.get("KILN_GOLDENS") or os.path.join(os.path.dirname(__file__), "../../model/quant/testdata")
     for kind in ("exl2", "gptq"):
         tensors = read_safetensors(os.path.join(folder, kind + ".safetensors"))
         for key in sorted(name[: -len(".recon")] for name in tensors if name.endswith(".recon")):

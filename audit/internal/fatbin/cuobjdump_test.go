@@ -28,7 +28,7 @@ func (k toolkit) nvcc() string      { return filepath.Join(k.home, "bin", "nvcc"
 func (k toolkit) cuobjdump() string { return filepath.Join(k.home, "bin", "cuobjdump") }
 
 // toolkits returns the toolkit among the packages of KILN_PYTHON (see
-// testdata/python/requirements.txt at the root) and those that KILN_CUDA_HOMES lists,
+// dev/python/requirements.txt at the root) and those that KILN_CUDA_HOMES lists,
 // separated as in PATH. nvcc is called with what NVCC_APPEND_FLAGS says, for a toolkit
 // that does not know the machine's compiler.
 func toolkits(t *testing.T) []toolkit {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/matrix"
-	"github.com/kiln-build/kiln/schema"
+	"github.com/kiln-build/kiln/matrix/schema"
 )
 
 const root = "../../.."

@@ -52,7 +52,7 @@ func generate(root string) (map[string][]byte, error) {
 		return nil, fmt.Errorf("manual: %w", err)
 	}
 	return map[string][]byte{
-		"schema/packages.schema.json": schema,
-		"docs/packages-yml.md":        manual,
+		"matrix/schema/packages.schema.json": schema,
+		"docs/packages-yml.md":               manual,
 	}, nil
 }

@@ -12,9 +12,9 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/cuda"
-	"github.com/kiln-build/kiln/tensor"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/cuda"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // Status is how a call ended, as C sees it.

@@ -9,9 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/cmd/libkiln/internal/library"
-	"github.com/kiln-build/kiln/quant"
-	"github.com/kiln-build/kiln/quant/quanttest"
-	"github.com/kiln-build/kiln/tensor"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/quant/quanttest"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // request puts tensors of Go's memory into a request, as C would those of its own.

@@ -1,0 +1,648 @@
+package quant
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/kiln-build/kiln/model/quant/internal/kernels"
+	"github.com/kiln-build/kiln/model/tensor"
+)
+
+// FeatureSet says what the CPU backend computes with.
+type FeatureSet struct {
+	// Kernels is the name of the kernels that [NewCPU] uses unless told otherwise. "portable" is plain Go.
+	Kernels string `json:"kernels"`
+	// Available are all that this build and processor have, the best last.
+	Available []string `json:"available"`
+	// Arch is the architecture of this build, such as "amd64".
+	Arch string `json:"arch"`
+	// Threads is how many threads NewCPU uses unless told otherwise.
+	Threads int `json:"threads"`
+}
+
+// Features returns what this program on this machine has.
+func Features() FeatureSet {
+	f := FeatureSet{Kernels: kernels.Best().Name, Arch: runtime.GOARCH, Threads: runtime.GOMAXPROCS(0)}
+	for _, set := range kernels.Sets() {
+		f.Available = append(f.Available, set.Name)
+	}
+	return f
+}
+
+// CPUOptions change how the CPU backend works. The zero value is the fastest.
+type CPUOptions struct {
+	// Threads is the number of goroutines that compute at once. 0 means GOMAXPROCS. It does not change results.
+	Threads int
+	// Kernels is one of [FeatureSet.Available]. "" means the best.
+	Kernels string
+}
+
+// CPU is the [Backend] for the processor that the program runs on.
+//
+// Upload makes a copy of the matrix in the order in which the kernels read it, a few percent larger than the QMatrix. A
+// product takes scratch memory for at most 256 rows of x at a time, which the backend keeps for the next one.
+//
+// An element of a result depends on its row of x and its column of weights only, and sums are always in the same order.
+// So results are the same for any number of threads and any other rows in the same call, though not on other
+// architectures or with other kernels. With [PathAuto] it computes as with [PathFused].
+type CPU struct {
+	kernels *kernels.Set
+	threads int
+	scratch sync.Pool // of *cpuScratch
+	inputs  sync.Pool // of *cpuInput
+}
+
+var _ Backend = (*CPU)(nil)
+
+// NewCPU returns a backend. It has nothing to close.
+func NewCPU(opts CPUOptions) (*CPU, error) {
+	c := &CPU{kernels: kernels.Best(), threads: opts.Threads}
+	if c.threads < 0 {
+		return nil, fmt.Errorf("cpu backend: %d threads", c.threads)
+	}
+	if c.threads == 0 {
+		c.threads = runtime.GOMAXPROCS(0)
+	}
+	if opts.Kernels != "" {
+		c.kernels = nil
+		for _, set := range kernels.Sets() {
+			if set.Name == opts.Kernels {
+				c.kernels = set
+			}
+		}
+		if c.kernels == nil {
+			return nil, fmt.Errorf("cpu backend: no kernels %q: this build and processor have %q", opts.Kernels, Features().Available)
+		}
+	}
+	return c, nil
+}
+
+// Name implements [Backend].
+func (c *CPU) Name() string {
+	return fmt.Sprintf("cpu (%s, %s, threads: %d)", runtime.GOARCH, c.kernels.Name, c.threads)
+}
+
+// Half is a dense matrix of half-precision numbers in main memory, the [Matrix] of the CPU backend.
+type Half struct {
+	rows, cols int
+	data       []byte
+	closed     atomic.Bool
+}
+
+// NewHalf returns a matrix over data: float16, 2·rows·cols bytes. The matrix uses data itself, so the caller can look at
+// results there.
+func NewHalf(rows, cols int, data []byte) (*Half, error) {
+	if !validSize(rows, cols) {
+		return nil, fmt.Errorf("matrix of %d rows and %d columns", rows, cols)
+	}
+	if want := 2 * int64(rows) * int64(cols); int64(len(data)) != want {
+		return nil, fmt.Errorf("matrix of %d rows and %d columns over %d bytes: want %d", rows, cols, len(data), want)
+	}
+	return &Half{rows: rows, cols: cols, data: data}, nil
+}
+
+// validSize reports whether a matrix of half-precision numbers can be that large.
+func validSize(rows, cols int) bool {
+	return rows >= 0 && cols >= 0 && rows <= maxDimension && cols <= maxDimension &&
+		int64(rows)*int64(cols) <= min(math.MaxInt, 1<<46)/2 // NewMatrix must not panic for want of address space
+}
+
+// NewMatrix implements [Backend]; the result is a *[Half].
+func (c *CPU) NewMatrix(rows, cols int) (Matrix, error) {
+	if !validSize(rows, cols) {
+		return nil, fmt.Errorf("matrix of %d rows and %d columns", rows, cols)
+	}
+	return NewHalf(rows, cols, make([]byte, 2*rows*cols))
+}
+
+// Rows implements [Matrix].
+func (h *Half) Rows() int { return h.rows }
+
+// Cols implements [Matrix].
+func (h *Half) Cols() int { return h.cols }
+
+// CopyFrom implements [Matrix].
+func (h *Half) CopyFrom(src []byte) error {
+	if err := h.usable(len(src)); err != nil {
+		return err
+	}
+	copy(h.data, src)
+	return nil
+}
+
+// CopyTo implements [Matrix].
+func (h *Half) CopyTo(dst []byte) error {
+	if err := h.usable(len(dst)); err != nil {
+		return err
+	}
+	copy(dst, h.data)
+	return nil
+}
+
+func (h *Half) usable(n int) error {
+	if h.closed.Load() {
+		return fmt.Errorf("matrix of %d rows and %d columns: %w", h.rows, h.cols, ErrClosed)
+	}
+	if n != len(h.data) {
+		return fmt.Errorf("matrix of %d rows and %d columns: %d bytes: want %d", h.rows, h.cols, n, len(h.data))
+	}
+	return nil
+}
+
+// Close implements [Matrix]. Memory that was given to NewHalf stays the caller's.
+func (h *Half) Close() error {
+	if h.closed.Swap(true) {
+		return ErrClosed
+	}
+	return nil
+}
+
+// cpuWeight is a matrix in blocks of columns and pieces of rows, as package kernels has them.
+type cpuWeight struct {
+	rows, cols int
+	owner      *CPU
+	bias       []byte   // nil for none
+	words      []uint32 // [block][piece]
+	blockCols  int
+	blocks     int
+	blockWords int
+	pieces     []cpuPiece // the same in all blocks
+	shifted    bool
+	gather     []int32 // natural row of each row of the pieces, K for padding; nil for the natural order
+	depth      int     // rows of all pieces
+	closed     atomic.Bool
+}
+
+// cpuPiece is a part of a group, of at most kernels.MaxPieceRows rows.
+type cpuPiece struct {
+	group, bits int
+	first, rows int      // of the gathered activations
+	offset      int      // in the words of a block
+	source      []uint32 // codes as in QMatrix; only while the weight is made
+}
+
+// piece returns what the kernels need to know.
+func (w *cpuWeight) piece(block int, p *cpuPiece) kernels.Piece {
+	return kernels.Piece{
+		Words: w.words[block*w.blockWords+p.offset:], Bits: p.bits, Rows: p.rows, Cols: w.blockCols, Shifted: w.shifted,
+	}
+}
+
+// Upload implements [Backend].
+func (c *CPU) Upload(ctx context.Context, m *QMatrix) (Weight, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	if m == nil || m.rows == 0 {
+		return nil, errors.New("upload: no matrix")
+	}
+	w := &cpuWeight{rows: m.rows, cols: m.cols, owner: c, shifted: m.format == GPTQ, bias: m.Bias()}
+	w.divide(m)
+
+	set := c.kernels
+	w.blockCols = set.BlockCols
+	if set.StepCols < set.BlockCols {
+		// The kernels leave the choice: every thread gets a block, if they are not too narrow, and all are alike.
+		blocks := max((m.cols+set.BlockCols-1)/set.BlockCols, min(c.threads, m.cols/minBlockCols))
+		w.blockCols = roundUp((m.cols+blocks-1)/blocks, set.StepCols)
+	}
+	w.blocks = (m.cols + w.blockCols - 1) / w.blockCols
+	for i := range w.pieces {
+		p := &w.pieces[i]
+		p.offset = w.blockWords
+		w.blockWords += kernels.Piece{Bits: p.bits, Rows: p.rows, Cols: w.blockCols, Shifted: w.shifted}.Size()
+	}
+	w.words = make([]uint32, w.blocks*w.blockWords)
+	err := c.parallel(ctx, c.threads, w.blocks, func(block int, s *cpuScratch) { w.fill(m, block, s) })
+	for i := range w.pieces {
+		w.pieces[i].source = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+func roundUp(n, step int) int { return (n + step - 1) / step * step }
+
+// divide makes the pieces. The codes of GPTQ matrices are sorted by group where they are not yet, and groups that are no
+// multiple of 32 rows get rows that are multiplied with nothing.
+func (w *cpuWeight) divide(m *QMatrix) {
+	direct := m.format == EXL2 || m.perm == nil
+	for _, g := range m.groups {
+		direct = direct && g.Rows%kernels.StepRows == 0
+	}
+	if direct {
+		w.gather = m.perm
+	} else {
+		w.gather = []int32{}
+	}
+	for g, group := range m.groups {
+		rows, source := group.Rows, m.words
+		switch {
+		case m.format == EXL2:
+			source = source[m.starts[g]*m.cols:]
+		case direct:
+			source = source[group.FirstRow*group.Bits/32*m.cols:]
+		default:
+			rows = roundUp(group.Rows, kernels.StepRows)
+			source = make([]uint32, rows/32*group.Bits*m.cols)
+			for i := range rows {
+				if i >= group.Rows {
+					w.gather = append(w.gather, int32(m.rows))
+					continue
+				}
+				k := group.FirstRow + i
+				if m.perm != nil {
+					k = int(m.perm[k])
+				}
+				w.gather = append(w.gather, int32(k))
+				moveRow(source, i*group.Bits, m.words, k*group.Bits, group.Bits, m.cols)
+			}
+		}
+		for rows > 0 {
+			p := cpuPiece{group: g, bits: group.Bits, first: w.depth, rows: min(rows, kernels.MaxPieceRows)}
+			n := p.rows / 32 * p.bits * m.cols
+			p.source, source = source[:n], source[n:]
+			w.pieces = append(w.pieces, p)
+			w.depth += p.rows
+			rows -= p.rows
+		}
+	}
+}
+
+// fill writes one block.
+func (w *cpuWeight) fill(m *QMatrix, block int, s *cpuScratch) {
+	col := block * w.blockCols
+	cols := min(w.blockCols, m.cols-col)
+	scale, zero := grow(&s.scale, cols), grow(&s.zero, cols)
+	for i := range w.pieces {
+		p := &w.pieces[i]
+		out := w.piece(block, p)
+		for r := range p.rows / 32 * p.bits {
+			copy(out.Words[r*w.blockCols:], p.source[r*m.cols+col:][:cols])
+		}
+		scales, shifts := out.Scales()
+		m.scaleOf(scale, p.group, col)
+		for j, v := range scale { // exact: they are half-precision numbers
+			scales[j/2] |= uint32(tensor.Float16FromFloat32(v)) << (j % 2 * 16)
+		}
+		if w.shifted {
+			m.zeroOf(zero, p.group, col)
+			for j, z := range zero {
+				shift := tensor.Float16FromFloat32(float32(int32(1)<<(p.bits-1) - z))
+				shifts[j/2] |= uint32(shift) << (j % 2 * 16)
+			}
+		}
+	}
+}
+
+// moveRow copies the codes of one row, which start at bit from of every stream of src, to bit to of the streams of
+// dst, where there must be zeros.
+func moveRow(dst []uint32, to int, src []uint32, from, bits, cols int) {
+	mask := uint32(1)<<bits - 1
+	for j := range cols {
+		v := src[from/32*cols+j] >> (from % 32)
+		if from%32+bits > 32 {
+			v |= src[(from/32+1)*cols+j] << (32 - from%32)
+		}
+		v &= mask
+		dst[to/32*cols+j] |= v << (to % 32)
+		if to%32+bits > 32 {
+			dst[(to/32+1)*cols+j] |= v >> (32 - to%32)
+		}
+	}
+}
+
+// Rows implements [Weight].
+func (w *cpuWeight) Rows() int { return w.rows }
+
+// Cols implements [Weight].
+func (w *cpuWeight) Cols() int { return w.cols }
+
+// Bytes implements [Weight].
+func (w *cpuWeight) Bytes() int64 {
+	return 4*int64(len(w.words)) + 4*int64(len(w.gather)) + int64(len(w.bias))
+}
+
+// Close implements [Weight].
+func (w *cpuWeight) Close() error {
+	if w.closed.Swap(true) {
+		return ErrClosed
+	}
+	return nil
+}
+
+const (
+	chunkRows    = 256 // of x, converted and multiplied at a time
+	minBlockCols = 256 // where blocks may have any size
+	smallWork    = 1 << 16
+)
+
+// cpuInput is a chunk of x, converted and in stored order, for all workers.
+type cpuInput struct {
+	// x is divided by pieces and then by strips of rows: [piece][strip][rows of the piece][rows of the strip].
+	x []float32
+	// sums are the sums of the activations of a piece, [piece][rows]; only for GPTQ.
+	sums []float32
+}
+
+// cpuScratch is the memory of one worker.
+type cpuScratch struct {
+	lines     []float32 // rows of x in natural order
+	y         []float32 // [rows, columns of a block]
+	panel     []float32 // [rows of a piece, columns of a block]
+	scale     []float32 // [columns of a block]
+	bias, old []float32
+	zero      []int32
+}
+
+func grow[T any](s *[]T, n int) []T {
+	if cap(*s) < n {
+		*s = make([]T, n)
+	}
+	return (*s)[:n]
+}
+
+// Gemm implements [Backend].
+func (c *CPU) Gemm(ctx context.Context, dst, x Matrix, weight Weight, opts GemmOptions) error {
+	p, err := c.newProduct(dst, x, weight, opts)
+	if err != nil {
+		return fmt.Errorf("gemm: %w", err)
+	}
+	in, _ := c.inputs.Get().(*cpuInput)
+	if in == nil {
+		in = &cpuInput{}
+	}
+	defer c.inputs.Put(in)
+	chunks := (p.x.rows + chunkRows - 1) / chunkRows
+	for i := range chunks {
+		first, last := p.x.rows*i/chunks, p.x.rows*(i+1)/chunks
+		if err := p.chunk(ctx, in, first, last-first); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// product is one call of Gemm with checked arguments.
+type product struct {
+	*CPU
+	dst, x     *Half
+	w          *cpuWeight
+	bias       []byte // nil for none
+	accumulate bool
+	round      bool // weights to half precision
+}
+
+func (c *CPU) newProduct(dst, x Matrix, weight Weight, opts GemmOptions) (*product, error) {
+	p := &product{CPU: c, accumulate: opts.Accumulate}
+	var ok bool
+	if p.dst, ok = dst.(*Half); !ok || p.dst == nil {
+		return nil, fmt.Errorf("result is a %T, not a matrix of the cpu backend", dst)
+	}
+	if p.x, ok = x.(*Half); !ok || p.x == nil {
+		return nil, fmt.Errorf("activations are a %T, not a matrix of the cpu backend", x)
+	}
+	if p.w, ok = weight.(*cpuWeight); !ok || p.w == nil || p.w.owner != c {
+		return nil, fmt.Errorf("weight is a %T that this cpu backend did not make", weight)
+	}
+	switch {
+	case p.w.closed.Load():
+		return nil, fmt.Errorf("weight: %w", ErrClosed)
+	case p.x.closed.Load():
+		return nil, fmt.Errorf("activations: %w", ErrClosed)
+	case p.dst.closed.Load():
+		return nil, fmt.Errorf("result: %w", ErrClosed)
+	case p.x.cols != p.w.rows:
+		return nil, fmt.Errorf("activations have %d columns: the weight has %d rows", p.x.cols, p.w.rows)
+	case p.dst.cols != p.w.cols:
+		return nil, fmt.Errorf("result has %d columns: the weight has %d", p.dst.cols, p.w.cols)
+	case p.dst.rows != p.x.rows:
+		return nil, fmt.Errorf("result has %d rows: the activations have %d", p.dst.rows, p.x.rows)
+	case overlap(p.dst.data, p.x.data):
+		return nil, errors.New("result and activations share memory")
+	case opts.Path > PathReconstruct:
+		return nil, fmt.Errorf("no such path: %v", opts.Path)
+	}
+	if p.bias = opts.Bias; p.bias == nil {
+		p.bias = p.w.bias
+	}
+	if opts.NoBias {
+		p.bias = nil
+	}
+	if p.bias != nil && len(p.bias) != 2*p.w.cols {
+		return nil, fmt.Errorf("bias has %d bytes: want %d", len(p.bias), 2*p.w.cols)
+	}
+	p.round = opts.Path == PathReconstruct
+	return p, nil
+}
+
+// overlap reports whether two slices share memory.
+func overlap(a, b []byte) bool {
+	if len(a) == 0 || len(b) == 0 {
+		return false
+	}
+	return uintptr(unsafe.Pointer(&a[0])) <= uintptr(unsafe.Pointer(&b[len(b)-1])) &&
+		uintptr(unsafe.Pointer(&b[0])) <= uintptr(unsafe.Pointer(&a[len(a)-1]))
+}
+
+// parallel calls f for 0 to n − 1, on several goroutines, and waits for all. When ctx ends it starts no further call.
+func (c *CPU) parallel(ctx context.Context, threads, n int, f func(i int, s *cpuScratch)) error {
+	var next atomic.Int64
+	work := func() {
+		s, _ := c.scratch.Get().(*cpuScratch)
+		if s == nil {
+			s = &cpuScratch{}
+		}
+		defer c.scratch.Put(s)
+		for ctx.Err() == nil {
+			i := int(next.Add(1)) - 1
+			if i >= n {
+				return
+			}
+			f(i, s)
+		}
+	}
+	var group sync.WaitGroup
+	for range min(threads, n) - 1 {
+		group.Go(work)
+	}
+	work()
+	group.Wait()
+	return context.Cause(ctx)
+}
+
+// strips divides rows into strips that one call of a kernel takes.
+type strips struct{ rows, count int }
+
+func (s strips) first(i int) int { return s.rows * i / s.count }
+
+// plan says how rows are divided and whether weights are unpacked first. A few rows are multiplied with the codes as they
+// are, all at once, with rows of zeros added up to a number that there is a kernel for. For more it pays to unpack.
+func (p *product) plan(rows int) (s strips, unpack bool) {
+	set := p.kernels
+	if set.PanelRows == 0 {
+		return strips{rows: rows, count: rows}, p.round
+	}
+	if !p.round {
+		for _, n := range set.CodesRows {
+			if rows <= n {
+				return strips{rows: n, count: 1}, false
+			}
+		}
+	}
+	return strips{rows: rows, count: (rows + set.PanelRows - 1) / set.PanelRows}, true
+}
+
+// chunk computes some rows of the result.
+func (p *product) chunk(ctx context.Context, in *cpuInput, first, rows int) error {
+	w := p.w
+	c := &chunk{product: p, first: first, valid: rows}
+	c.strips, c.unpack = p.plan(rows)
+	c.x = grow(&in.x, c.rows*w.depth)
+	if w.shifted {
+		c.sums = grow(&in.sums, c.rows*len(w.pieces))
+	}
+	threads := p.threads
+	if int64(rows)*int64(w.depth)*int64(w.cols) < smallWork {
+		threads = 1
+	}
+	if err := p.parallel(ctx, threads, c.count, c.convert); err != nil {
+		return err
+	}
+	parts := min(c.count, (threads+w.blocks-1)/w.blocks) // where there are too few blocks, strips are divided too
+	return p.parallel(ctx, threads, w.blocks*parts, func(job int, s *cpuScratch) {
+		part := job % parts
+		c.compute(s, job/parts, c.count*part/parts, c.count*(part+1)/parts)
+	})
+}
+
+// chunk is a number of rows of a product.
+type chunk struct {
+	*product
+	strips
+	first   int // of all rows
+	valid   int // rows without those that were added
+	x, sums []float32
+	unpack  bool
+}
+
+// strip returns the activations of a strip for a piece, and their sums for each row.
+func (c *chunk) strip(i, piece int) (x, sums []float32) {
+	lo, hi := c.strips.first(i), c.strips.first(i+1)
+	p := &c.w.pieces[piece]
+	x = c.x[c.rows*p.first+lo*p.rows:][:(hi-lo)*p.rows]
+	if c.sums != nil {
+		sums = c.sums[c.rows*piece+lo:][:hi-lo]
+	}
+	return x, sums
+}
+
+// convert widens one strip of x and puts it into stored order.
+func (c *chunk) convert(strip int, s *cpuScratch) {
+	lo, hi := c.strips.first(strip), c.strips.first(strip+1)
+	cols, n := c.product.x.cols, hi-lo
+	stride := cols + 1 // and a zero, for padding
+	lines := grow(&s.lines, n*stride)
+	for r := range n {
+		line := lines[r*stride:][:stride]
+		if lo+r < c.valid {
+			c.kernels.Decode(line[:cols], c.product.x.data[2*(c.first+lo+r)*cols:][:2*cols])
+			line[cols] = 0
+		} else {
+			clear(line)
+		}
+	}
+	for i := range c.w.pieces {
+		p := &c.w.pieces[i]
+		x, sums := c.strip(strip, i)
+		for r := range n {
+			line := lines[r*stride:][:stride]
+			switch {
+			case c.w.gather != nil:
+				for k, from := range c.w.gather[p.first:][:p.rows] {
+					x[k*n+r] = line[from]
+				}
+			case n == 1:
+				copy(x, line[p.first:])
+			default:
+				for k, v := range line[p.first:][:p.rows] {
+					x[k*n+r] = v
+				}
+			}
+		}
+		for r := range sums {
+			sum := 0.0
+			for k := range p.rows {
+				sum += float64(x[k*n+r])
+			}
+			sums[r] = float32(sum)
+		}
+	}
+}
+
+// compute computes some strips of one block of the result.
+func (c *chunk) compute(s *cpuScratch, block, firstStrip, lastStrip int) {
+	w := c.w
+	first := c.strips.first(firstStrip)
+	rows := c.strips.first(lastStrip) - first
+	y := grow(&s.y, rows*w.blockCols)
+	clear(y)
+	var panel []float32
+	if c.unpack {
+		panel = grow(&s.panel, kernels.MaxPieceRows*w.blockCols)
+	}
+	for i := range w.pieces {
+		piece := w.piece(block, &w.pieces[i])
+		if c.unpack {
+			c.kernels.Unpack(panel, piece)
+			if c.round {
+				c.kernels.Round(panel, piece)
+			}
+		}
+		for strip := firstStrip; strip < lastStrip; strip++ {
+			x, sums := c.strip(strip, i)
+			lo, hi := c.strips.first(strip), c.strips.first(strip+1)
+			out := y[(lo-first)*w.blockCols:][:(hi-lo)*w.blockCols]
+			if c.unpack {
+				c.kernels.MulPanel(out, x, panel, hi-lo, piece, !c.round, sums)
+			} else {
+				c.kernels.MulCodes(out, x, hi-lo, piece, sums)
+			}
+		}
+	}
+	c.store(s, y, block, first, min(rows, c.valid-first))
+}
+
+// store adds bias and old values and rounds.
+func (c *chunk) store(s *cpuScratch, y []float32, block, first, rows int) {
+	col := block * c.w.blockCols
+	cols := min(c.w.blockCols, c.w.cols-col)
+	var bias []float32
+	if c.bias != nil {
+		bias = grow(&s.bias, cols)
+		c.kernels.Decode(bias, c.bias[2*col:][:2*cols])
+	}
+	for i := range rows {
+		line := y[i*c.w.blockCols:][:cols]
+		dst := c.dst.data[2*((c.first+first+i)*c.dst.cols+col):][:2*cols]
+		for j, v := range bias {
+			line[j] += v
+		}
+		if c.accumulate {
+			old := grow(&s.old, cols)
+			c.kernels.Decode(old, dst)
+			for j, v := range old {
+				line[j] += v
+			}
+		}
+		c.kernels.Encode(dst, line)
+	}
+}

@@ -1,0 +1,420 @@
+package cuda
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/kiln-build/kiln/model/quant"
+)
+
+// What has to be known of the kernels on this side; see kernels/gemm.cu.
+const (
+	gemmRing        = 16   // stages times strips of the ring of a warp
+	maxStaticShared = 1024 // of any kernel with dynamic shared memory
+
+	maxCluster = 8 // thread blocks
+
+	minMajor, minMinor = 8, 0
+)
+
+// required are the modules without which nothing works.
+var required = []string{"pack", "gemm"}
+
+// shape is a variant of the kernel in gemm.cu: 8·rows8 rows of activations, 32·strips columns for each warp.
+type shape struct{ rows8, strips int }
+
+var (
+	fusedShapes  = []shape{{1, 2}, {1, 4}, {2, 2}, {2, 4}, {4, 2}}
+	directShapes = []shape{{1, 2}, {1, 4}}
+	roundShapes  = []shape{{1, 2}, {4, 2}}
+)
+
+func gemmName(s shape, width int, kind string) string {
+	return fmt.Sprintf("kiln_gemm_%dx%d_%d_%s", s.rows8, s.strips, width, kind)
+}
+
+// Kernels returns the names of the kernels that an image has, sorted.
+func (i Image) Kernels() []string {
+	names := i.kernels()
+	slices.Sort(names)
+	return names
+}
+
+func (i Image) kernels() []string {
+	switch i.Module {
+	case "pack":
+		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_permute", "kiln_copy"}
+	case "gemm":
+		var names []string
+		for _, kind := range []string{"fs", "fa"} {
+			for _, s := range fusedShapes {
+				names = append(names, gemmName(s, 4, kind), gemmName(s, 0, kind))
+			}
+		}
+		for _, kind := range []string{"ds", "da"} {
+			for _, s := range directShapes {
+				names = append(names, gemmName(s, 4, kind), gemmName(s, 0, kind))
+			}
+		}
+		for _, kind := range []string{"rs", "ra"} {
+			for _, s := range roundShapes {
+				names = append(names, gemmName(s, 0, kind))
+			}
+		}
+		return names
+	}
+	if i.Module == "wgmma" {
+		var names []string
+		for _, rows := range wideRows {
+			for _, kind := range []string{"s", "a"} {
+				names = append(names, wideName(rows, 4, kind), wideName(rows, 0, kind))
+			}
+		}
+		return names
+	}
+	return nil
+}
+
+// wideRows are the heights of the tiles in wgmma.cu.
+var wideRows = []int{16, 32, 64, 128}
+
+func wideName(rows, width int, kind string) string {
+	return fmt.Sprintf("kiln_wide_%d_%d_%s", rows, width, kind)
+}
+
+// plan is how a product is computed.
+type plan struct {
+	dense                      bool // dequantized, then with cuBLAS
+	wide                       bool // with the kernel in wgmma.cu
+	direct                     bool // without kiln_gather
+	kernel                     string
+	shape                      shape
+	warps, columnWarps, splits int
+	columns                    int // tiles of columns
+	shared                     int
+}
+
+// grid is tiles of columns times splits of the rows of the weight, and tiles of activations.
+func (p plan) grid(m int) [3]uint32 {
+	if p.wide {
+		return [3]uint32{uint32(p.splits * p.tiles(m)), 1, 1}
+	}
+	return [3]uint32{uint32(p.splits * p.columns), uint32(p.rowTiles(m)), 1}
+}
+
+func (p plan) rowTiles(m int) int { return (m + 8*p.shape.rows8 - 1) / (8 * p.shape.rows8) }
+
+func (p plan) tiles(m int) int { return p.columns * p.rowTiles(m) }
+
+func (p plan) workBytes(m int) int64 {
+	return int64(p.tiles(m)) * int64(p.splits) * int64(8*p.shape.rows8*p.columnWarps*p.shape.strips*stripColumns) * 4
+}
+
+func (p plan) String() string {
+	if p.dense {
+		return p.kernel
+	}
+	return fmt.Sprintf("%s warps %d/%d splits %d", p.kernel, p.columnWarps, p.warps, p.splits)
+}
+
+// kernelKind is which kernel of gemm.cu: products with exact codes, the same with activations in natural order, or
+// products with rounded weights.
+type kernelKind string
+
+const (
+	fused   kernelKind = "f"
+	direct  kernelKind = "d"
+	rounded kernelKind = "r"
+)
+
+// make completes a plan of the kernel in gemm.cu for m rows. It uses as many warps, of 8, as shared memory allows.
+func (d *Device) make(m int, w *Weight, s shape, kind kernelKind, columnWarps, splits int) (plan, error) {
+	width, zeros := 0, "s"
+	if w.width == 4 && kind != rounded {
+		width = 4
+	}
+	if w.args.zeros != 0 {
+		zeros = "a"
+	}
+	p := plan{
+		kernel: gemmName(s, width, string(kind)+zeros), direct: kind == direct, shape: s, warps: 8,
+		splits: max(1, min(splits, int(w.args.blockCount), maxCluster)),
+	}
+	for ; p.warps > 0; p.warps /= 2 {
+		p.columnWarps = min(columnWarps, p.warps)
+		ring := p.warps * gemmRing * int(w.args.maxWidth) * unitBytes
+		if p.direct {
+			parts := p.splits * (p.warps / p.columnWarps)
+			ring += 2 * m * (w.Rows() + 8 + p.warps*blockRows*((int(w.args.blockCount)+parts-1)/parts))
+		} else {
+			ring += p.warps * gemmRing / s.strips * 512 * s.rows8
+		}
+		columns := p.columnWarps * s.strips * stripColumns
+		sums := p.warps / p.columnWarps * 8 * s.rows8 * (columns + 4) * 4
+		blocks := 8 * (int(w.args.blockCount) + p.splits - 1) / p.splits
+		if p.shared = (blocks+127)&^127 + max(ring, sums); d.clusters && p.splits > 1 {
+			p.shared += (p.splits*((2*s.rows8*columns+p.splits-1)/p.splits)*16 + 127) &^ 127
+		}
+		if p.shared <= d.info.SharedBytes-maxStaticShared {
+			width := p.columnWarps * s.strips
+			p.columns = (int(w.args.strips) + width - 1) / width
+			return p, nil
+		}
+	}
+	return p, errors.New("the device has too little shared memory")
+}
+
+// makeWide completes a plan of the kernel in wgmma.cu.
+func (d *Device) makeWide(w *Weight, rows, splits int) (plan, error) {
+	const warps = 8
+	stages, tables := 12, warps*64
+	if rows > 64 {
+		stages = 6
+	} else if rows > 32 {
+		stages = 8
+	}
+	kind, width := "s", 0
+	if w.args.zeros != 0 {
+		kind = "a"
+	}
+	if w.width == 4 {
+		width = 4
+	}
+	if w.args.zeros != 0 {
+		tables *= 2
+	}
+	slot := (rows*64 + tables + warps*int(w.args.maxWidth)*unitBytes + 511) &^ 511
+	p := plan{
+		wide: true, kernel: wideName(rows, width, kind), shape: shape{rows / 8, warps}, warps: warps + 4, columnWarps: 1,
+		splits:  max(1, min(splits, int(w.args.blockCount))),
+		columns: (int(w.args.strips) + warps - 1) / warps,
+		shared:  max(stages*slot, rows*(warps*stripColumns+4)*4),
+	}
+	if _, ok := d.functions[p.kernel]; !ok {
+		return p, fmt.Errorf("no kernel %s for this device", p.kernel)
+	}
+	if p.shared > d.info.SharedBytes-maxStaticShared {
+		return p, errors.New("the device has too little shared memory")
+	}
+	return p, nil
+}
+
+// The model of a product's time, in µs, fitted to all plans of 16 sizes on an H200 (see testdata/h200.json). It orders plans; it does not
+// tell times.
+var (
+	// blockTime is what a warp of gemm.cu needs for 32 rows: at least, and for each thread block that shares the multiprocessor.
+	blockTime = map[shape]struct{ least, shared float64 }{
+		{1, 2}: {0.312, 0.106}, {1, 4}: {0.563, 0.348}, {2, 2}: {0.204, 0.436}, {2, 4}: {0.402, 0.482}, {4, 2}: {0.527, 0.478},
+	}
+	// stepTime is what a tile of wgmma.cu needs for 32 rows.
+	stepTime = map[int]float64{16: 0.189, 32: 0.274, 64: 0.301, 128: 0.4}
+	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must be near each other.
+	clusterRoom = [maxCluster + 1]int{1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
+)
+
+// room returns how many thread blocks of a plan run at once.
+func (d *Device) room(p plan, perProcessor int) int {
+	near := clusterRoom[1]
+	if p.wide || d.clusters {
+		near = clusterRoom[p.splits]
+	}
+	return max(1, near*perProcessor*d.info.Multiprocessors/clusterRoom[1])
+}
+
+// estimate is what the model says of a plan.
+func (d *Device) estimate(m int, w *Weight, p plan) float64 {
+	count := p.tiles(m) * p.splits
+	times := func(n, of int) float64 { return float64((n + of - 1) / of) }
+	if p.wide {
+		step := stepTime[8*p.shape.rows8]
+		if w.width != 4 {
+			step *= 1.62
+		}
+		cost := 2.22 + times(count, d.room(p, 1))*(3.07+times(int(w.args.blockCount), p.splits)*step)
+		if p.splits > 1 {
+			cost += 0.0441*float64(p.splits) + 0.00674*float64(p.splits*p.shape.rows8)
+		}
+		return cost
+	}
+	perProcessor := min(registerRoom(p.shape, w.args.zeros != 0), (d.info.SharedBytes+1024)/(p.shared+1024))
+	perProcessor = max(1, perProcessor)
+	busy := min(perProcessor, (count+d.info.Multiprocessors-1)/d.info.Multiprocessors)
+	t := blockTime[p.shape]
+	block := max(t.least, t.shared*float64(busy))
+	mixed, zeros := 1.01, 1.3 // what other widths, and zero points, add to a block
+	if p.shape.strips > 2 {
+		mixed, zeros = 1.26, 0.57
+	}
+	if w.width != 4 {
+		block *= mixed
+	}
+	if w.args.zeros != 0 {
+		block *= zeros
+	}
+	waves := times(count, d.room(p, perProcessor))
+	if waves > 2 && p.splits > 1 {
+		return math.Inf(1)
+	}
+	work := waves * times(int(w.args.blockCount), p.splits*(p.warps/p.columnWarps)) * block
+	memory := float64(w.args.stride) * float64(w.args.strips) * unitBytes / 4.24e6
+	cost := 2.49 + 1.61*(waves-1) + max(work, memory) + 0.4*min(work, memory) + 0.0674*float64(p.shape.rows8*p.shape.strips)
+	switch {
+	case p.direct && p.shape.strips > 2:
+		cost += -0.0388 + 0.0485*memory
+	case p.direct:
+		cost += 0.0838 + 0.254*memory
+	case w.args.perm != 0:
+		cost += 1.32
+	}
+	if p.splits > 1 {
+		cost += 0.233 + 0.105*float64(p.splits)
+		if !d.clusters {
+			cost++
+		}
+	}
+	return cost
+}
+
+// registerRoom is how many thread blocks of gemm.cu registers allow on a multiprocessor.
+func registerRoom(s shape, zeros bool) int {
+	if s.rows8*s.strips > 4 || s.strips > 2 && zeros {
+		return 1
+	}
+	return 2
+}
+
+// densePlan dequantizes and leaves the rest to cuBLAS.
+var densePlan = plan{dense: true, kernel: "kiln_dequantize and cuBLAS"}
+
+// denser reports whether that is faster than the kernel in wgmma.cu, as it was on an H200.
+func denser(m int, w *Weight) bool {
+	return m >= 2048 || m >= 1024 && int64(w.args.rows)*int64(w.args.columns) < 64<<20
+}
+
+// planKey is what a plan depends on, for one weight.
+type planKey struct {
+	m             int
+	path          quant.Path
+	aligned, bias bool
+}
+
+// maxPlans bounds what a weight remembers; prompts have many lengths.
+const maxPlans = 1024
+
+// plan is choose, remembered.
+func (w *Weight) plan(m int, path quant.Path, aligned, bias bool) (plan, error) {
+	key := planKey{m, path, aligned, bias}
+	p, tuned := w.d.tunedPlan(w.tuneKey(m))
+	if tuned && path == quant.PathAuto && (aligned || !p.direct) && !(bias && p.dense) {
+		return p, nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if p, ok := w.plans[key]; ok {
+		return p, nil
+	}
+	p, err := w.d.choose(m, w, path, aligned)
+	if err != nil {
+		return p, err
+	}
+	if w.d.blas != nil && denser(m, w) && path != quant.PathFused && !bias {
+		p = densePlan
+	}
+	if w.plans == nil || len(w.plans) == maxPlans {
+		w.plans = map[planKey]plan{}
+	}
+	w.plans[key] = p
+	return p, nil
+}
+
+// choose returns the plan for a product of m rows. aligned says that the activations are, to 16 bytes.
+func (d *Device) choose(m int, w *Weight, path quant.Path, aligned bool) (plan, error) {
+	plans := d.plans(m, w, path, aligned && m == 1, fitting)
+	if len(plans) == 0 {
+		return plan{}, errors.New("the device has too little shared memory")
+	}
+	best, least := plans[0], math.Inf(1)
+	for _, p := range plans {
+		if cost := d.estimate(m, w, p); cost < least {
+			best, least = p, cost
+		}
+	}
+	return best, nil
+}
+
+// fitting returns the shapes that need no more rows than others for m, and read the weight no more often.
+func fitting(shapes []shape, m int) []shape {
+	best := slices.MaxFunc(shapes, func(a, b shape) int { return cmp.Compare(a.rows8, b.rows8) }).rows8
+	for _, s := range shapes {
+		if 8*s.rows8 >= m {
+			best = min(best, s.rows8)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(shapes), func(s shape) bool { return s.rows8 != best })
+}
+
+// plans returns ways to compute a product of m rows, all but the dense one, with the shapes that are selected.
+func (d *Device) plans(m int, w *Weight, path quant.Path, mayBeDirect bool, selected func([]shape, int) []shape) []plan {
+	var out []plan
+	gemm := func(kind kernelKind, shapes ...shape) {
+		for _, s := range selected(shapes, m) {
+			for _, columnWarps := range []int{1, 2, 4} {
+				for splits := 1; splits <= maxCluster; splits++ {
+					if p, err := d.make(m, w, s, kind, columnWarps, splits); err == nil && p.splits == splits && p.columnWarps == columnWarps {
+						out = append(out, p)
+					}
+				}
+			}
+		}
+	}
+	if path == quant.PathReconstruct {
+		gemm(rounded, roundShapes...)
+	} else {
+		gemm(fused, fusedShapes...)
+	}
+	if path != quant.PathReconstruct && mayBeDirect && m <= 8 && w.order != 0 {
+		gemm(direct, directShapes...)
+	}
+	if path != quant.PathFused {
+		for _, rows := range wideRows {
+			for splits := 1; splits <= maxCluster; splits++ {
+				if p, err := d.makeWide(w, rows, splits); err == nil && p.splits == splits {
+					out = append(out, p)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// maxCandidates is how many plans Tune measures for one number of rows.
+const maxCandidates = 40
+
+// candidates returns the plans that the model likes best, to compare.
+func (d *Device) candidates(m int, w *Weight) []plan {
+	all := d.plans(m, w, quant.PathAuto, true, fitting)
+	cost := make(map[plan]float64, len(all))
+	for _, p := range all {
+		cost[p] = d.estimate(m, w, p)
+	}
+	slices.SortStableFunc(all, func(a, b plan) int { return cmp.Compare(cost[a], cost[b]) })
+	all = all[:min(len(all), maxCandidates)]
+	if d.blas != nil && m >= 128 {
+		all = append(all, densePlan)
+	}
+	return all
+}
+
+// ways returns all plans, sensible or not, and first one of gemm.cu with rounded weights.
+func (d *Device) ways(m int, w *Weight) []plan {
+	every := func(shapes []shape, _ int) []shape { return shapes }
+	out := d.plans(m, w, quant.PathReconstruct, false, every)
+	out = append(out[:min(1, len(out))], d.plans(m, w, quant.PathAuto, true, every)...)
+	if d.blas != nil {
+		out = append(out, densePlan)
+	}
+	return out
+}

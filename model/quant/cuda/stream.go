@@ -1,0 +1,345 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/kiln-build/kiln/model/quant"
+)
+
+// Stream is a device seen through one of its streams. It is a [quant.Backend] whose work is queued on that stream.
+type Stream struct {
+	d      *Device
+	handle uintptr
+
+	// mu orders the launches of a product, which share the scratch memory: what follows on the stream may use it again.
+	mu                                    sync.Mutex
+	gathered, work, arrivals, bias, dense scratch
+	blas                                  *BLAS // for dense plans, nil before the first
+	// outgrown is scratch memory that became too small. Recorded graphs may still use it.
+	outgrown []uintptr
+}
+
+var _ quant.Backend = (*Stream)(nil)
+
+// scratch is device memory that grows.
+type scratch struct {
+	at    uintptr
+	bytes int64
+}
+
+// need returns at least so many bytes. New memory is zero. It does not wait for the stream, and may be called while the
+// stream is recorded: the memory is there, and cleared, before the graph runs. Memory grows by half, so what is outgrown is at
+// most twice what is in use.
+func (s *Stream) need(m *scratch, bytes int64) (uintptr, error) {
+	if bytes <= m.bytes {
+		return m.at, nil
+	}
+	drv := s.d.drv
+	bytes = (bytes + bytes/2 + 0xFFFF) &^ 0xFFFF
+	var p uintptr
+	err := drv.outsideCapture(func() (err error) {
+		if p, err = drv.alloc(bytes); err != nil {
+			return err
+		}
+		return errors.Join(drv.clear(p, bytes, s.d.side), drv.synchronize(s.d.side))
+	})
+	if err != nil {
+		return 0, errors.Join(err, drv.free(p))
+	}
+	if m.at != 0 {
+		s.outgrown = append(s.outgrown, m.at)
+	}
+	*m = scratch{p, bytes}
+	return p, nil
+}
+
+func (s *Stream) release() error {
+	var errs []error
+	for _, m := range []*scratch{&s.gathered, &s.work, &s.arrivals, &s.bias, &s.dense} {
+		errs = append(errs, s.d.drv.free(m.at))
+		*m = scratch{}
+	}
+	for _, p := range s.outgrown {
+		errs = append(errs, s.d.drv.free(p))
+	}
+	s.outgrown = nil
+	if s.blas != nil {
+		errs = append(errs, s.blas.Close())
+		s.blas = nil
+	}
+	return errors.Join(errs...)
+}
+
+// Name implements [quant.Backend].
+func (s *Stream) Name() string { return s.d.Name() }
+
+// Synchronize waits for everything on the stream.
+func (s *Stream) Synchronize() error {
+	return s.d.do(func() error { return s.d.drv.synchronize(s.handle) })
+}
+
+// launch queues a kernel. cluster 0 means that it does not know of overlap: it starts when all before it has ended.
+func (s *Stream) launch(name string, grid [3]uint32, threads, shared int, args unsafe.Pointer, cluster int) error {
+	f, ok := s.d.functions[name]
+	if !ok {
+		return fmt.Errorf("no kernel %s", name)
+	}
+	var attributes []launchAttribute
+	if cluster > 0 && s.d.info.Major >= 9 {
+		attributes = append(attributes, overlapped())
+		if cluster > 1 {
+			attributes = append(attributes, clustered(cluster))
+		}
+	}
+	config := &launchConfig{grid: grid, block: [3]uint32{uint32(threads), 1, 1}, shared: uint32(shared), stream: s.handle}
+	if err := s.d.drv.launch(f, config, args, attributes); err != nil {
+		return fmt.Errorf("kernel %s: %w", name, err)
+	}
+	return nil
+}
+
+func (s *Stream) weight(w quant.Weight) (*Weight, error) {
+	weight, ok := w.(*Weight)
+	if !ok || weight == nil || weight.d != s.d {
+		return nil, errors.New("weight is not of this device")
+	}
+	weight.mu.Lock()
+	defer weight.mu.Unlock()
+	if weight.closed {
+		return nil, fmt.Errorf("weight: %w", quant.ErrClosed)
+	}
+	return weight, nil
+}
+
+func (s *Stream) matrix(m quant.Matrix, what string) (uintptr, error) {
+	matrix, ok := m.(*Matrix)
+	if !ok || matrix == nil || matrix.s.d != s.d {
+		return 0, fmt.Errorf("%s is not of this device", what)
+	}
+	at, err := matrix.address()
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", what, err)
+	}
+	return at, nil
+}
+
+// Gemm implements [quant.Backend]. It queues the product and returns.
+func (s *Stream) Gemm(ctx context.Context, dst, x quant.Matrix, w quant.Weight, opts quant.GemmOptions) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	p, err := s.product(dst, x, w, opts)
+	if err != nil {
+		return fmt.Errorf("product: %w", err)
+	}
+	if p.m == 0 {
+		return nil
+	}
+	plan, err := p.w.plan(p.m, opts.Path, p.x%16 == 0, p.bias != nil || p.ownBias && p.w.bias != 0)
+	if err != nil {
+		return fmt.Errorf("product: %w", err)
+	}
+	if err := s.run(p, plan); err != nil {
+		return fmt.Errorf("product: %w", err)
+	}
+	return nil
+}
+
+// product is a checked call of Gemm.
+type product struct {
+	m          int
+	w          *Weight
+	x, out     uintptr
+	bias       []byte // of the call
+	ownBias    bool
+	accumulate bool
+}
+
+func (s *Stream) product(dst, x quant.Matrix, w quant.Weight, opts quant.GemmOptions) (product, error) {
+	var p product
+	var err error
+	if p.w, err = s.weight(w); err != nil {
+		return p, err
+	}
+	if p.x, err = s.matrix(x, "activations"); err != nil {
+		return p, err
+	}
+	if p.out, err = s.matrix(dst, "result"); err != nil {
+		return p, err
+	}
+	p.m = x.Rows()
+	k, n := p.w.Rows(), p.w.Cols()
+	switch {
+	case x.Cols() != k:
+		return p, fmt.Errorf("activations have %d columns: the weight has %d rows", x.Cols(), k)
+	case dst.Cols() != n:
+		return p, fmt.Errorf("result has %d columns: the weight has %d", dst.Cols(), n)
+	case dst.Rows() != p.m:
+		return p, fmt.Errorf("result has %d rows: the activations have %d", dst.Rows(), p.m)
+	case opts.Bias != nil && len(opts.Bias) != 2*n:
+		return p, fmt.Errorf("bias has %d bytes: want %d", len(opts.Bias), 2*n)
+	case opts.Path > quant.PathReconstruct:
+		return p, fmt.Errorf("no path %v", opts.Path)
+	}
+	size := func(m quant.Matrix) uintptr { return uintptr(2 * m.Rows() * m.Cols()) }
+	if p.m > 0 && p.x < p.out+size(dst) && p.out < p.x+size(x) {
+		return p, errors.New("result and activations share memory")
+	}
+	if !opts.NoBias {
+		p.bias, p.ownBias = opts.Bias, opts.Bias == nil
+	}
+	p.accumulate = opts.Accumulate
+	return p, nil
+}
+
+type gatherArgs struct {
+	x, out, perm       uintptr
+	order              uintptr
+	rows, padded, tile int32
+}
+
+type gemmArgs struct {
+	weight                             weightArgs
+	x, out, bias, work, arrivals       uintptr
+	order                              uintptr
+	m, columnWarps, splits, accumulate int32
+}
+
+type wideArgs struct {
+	weight                          weightArgs
+	x, out, bias                    uintptr
+	m, splits, accumulate, rowTiles int32
+}
+
+// run launches the kernels of a product.
+func (s *Stream) run(p product, plan plan) error {
+	return s.d.do(func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if plan.dense {
+			return s.runDense(p)
+		}
+		bias, err := s.biasOf(p)
+		if err != nil {
+			return err
+		}
+		x, err := s.stored(p, plan)
+		if err != nil {
+			return err
+		}
+		var accumulate int32
+		if p.accumulate {
+			accumulate = 1
+		}
+		if plan.wide {
+			args := &wideArgs{
+				weight: p.w.args, x: x, out: p.out, bias: bias,
+				m: int32(p.m), splits: int32(plan.splits), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
+			}
+			return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), plan.splits)
+		}
+		args := &gemmArgs{
+			weight: p.w.args, x: x, out: p.out, bias: bias, order: p.w.order,
+			m: int32(p.m), columnWarps: int32(plan.columnWarps), splits: int32(plan.splits), accumulate: accumulate,
+		}
+		cluster := 1
+		if plan.splits > 1 && s.d.clusters {
+			cluster = plan.splits
+		} else if plan.splits > 1 {
+			if args.work, err = s.need(&s.work, plan.workBytes(p.m)); err != nil {
+				return err
+			}
+			if args.arrivals, err = s.need(&s.arrivals, 4*int64(plan.tiles(p.m))); err != nil {
+				return err
+			}
+		}
+		return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), cluster)
+	})
+}
+
+// runDense dequantizes the weight and calls cuBLAS.
+func (s *Stream) runDense(p product) (err error) {
+	if s.blas == nil {
+		err := s.d.drv.outsideCapture(func() (err error) {
+			s.blas, err = s.d.blas.on(s)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	args := &dequantizeArgs{weight: p.w.args}
+	k, n := p.w.Rows(), p.w.Cols()
+	if args.out, err = s.need(&s.dense, 2*int64(k)*int64(n)); err != nil {
+		return err
+	}
+	if err := s.launch("kiln_dequantize", p.w.unitGrid(), 256, 0, unsafe.Pointer(args), 0); err != nil {
+		return err
+	}
+	return s.blas.gemm(p.out, p.x, args.out, p.m, n, k, p.accumulate)
+}
+
+// biasOf returns the bias on the device, 0 for none.
+func (s *Stream) biasOf(p product) (uintptr, error) {
+	if p.ownBias || p.bias == nil {
+		if p.ownBias {
+			return p.w.bias, nil
+		}
+		return 0, nil
+	}
+	// A graph would read the caller's memory when it runs, long after the call.
+	if recorded, err := s.d.drv.capturing(s.handle); recorded || err != nil {
+		return 0, errors.Join(err, errors.New("the bias of a product that is recorded must be that of the weight"))
+	}
+	at, err := s.need(&s.bias, int64(len(p.bias)))
+	if err != nil {
+		return 0, err
+	}
+	return at, s.d.drv.upload(at, unsafe.Pointer(unsafe.SliceData(p.bias)), int64(len(p.bias)), s.handle)
+}
+
+// stored returns the activations as the kernel of the plan wants them: in stored order, padded, and aligned for copies of
+// 16 bytes.
+func (s *Stream) stored(p product, plan plan) (uintptr, error) {
+	padded := p.w.args.blockCount * blockRows
+	if plan.direct || !plan.wide && p.w.args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
+		return p.x, nil
+	}
+	args := gatherArgs{x: p.x, perm: p.w.args.perm, order: p.w.order, rows: p.w.args.rows, padded: padded}
+	rows, chunk := p.m, maxGridY
+	if plan.wide {
+		args.tile = int32(8 * plan.shape.rows8)
+		rows = plan.rowTiles(p.m) * int(args.tile)
+		chunk = maxGridY / int(args.tile) * int(args.tile)
+	}
+	out, err := s.need(&s.gathered, 2*int64(rows)*int64(padded))
+	if err != nil {
+		return 0, err
+	}
+	kernel, threads, shared, columns := "kiln_gather", 128, 0, (int(padded)/8+127)/128
+	if line := 2 * (int(p.w.args.rows) + 8); p.m >= permuteRows && p.w.order != 0 && p.x%16 == 0 && line <= s.d.info.SharedBytes-maxStaticShared {
+		kernel, threads, shared = "kiln_permute", 256, line
+		columns = max(1, min(8*s.d.info.Multiprocessors/p.m, int(padded)/(8*threads)))
+	}
+	for first := 0; first < p.m; first += chunk {
+		part := args
+		part.x = p.x + uintptr(2*int64(first)*int64(p.w.args.rows))
+		part.out = out + uintptr(2*int64(first)*int64(padded))
+		grid := [3]uint32{uint32(columns), uint32(min(p.m-first, chunk)), 1}
+		if err := s.launch(kernel, grid, threads, shared, unsafe.Pointer(&part), 1); err != nil {
+			return 0, err
+		}
+	}
+	return out, nil
+}
+
+const (
+	maxGridY = 65535
+
+	// permuteRows is from how many rows on kiln_permute is faster than kiln_gather.
+	permuteRows = 16
+)

@@ -1,0 +1,523 @@
+package quant
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/bits"
+	"slices"
+
+	"github.com/kiln-build/kiln/model/safetensors"
+	"github.com/kiln-build/kiln/model/tensor"
+)
+
+// Source is a set of named tensors. [Files] and [TensorMap] are implementations.
+type Source interface {
+	// Lookup describes the named tensor and reports whether there is one. Offset is not used.
+	Lookup(name string) (safetensors.Tensor, bool)
+	// Open returns the data of a tensor that Lookup has: exactly its bytes, little endian.
+	Open(name string) (io.Reader, error)
+}
+
+// Files returns the tensors of one or more files, such as the shards of a model. If two files have a tensor of the
+// same name, the first file counts. The files must stay open while the Source is in use.
+func Files(files ...*safetensors.File) Source { return fileSource(files) }
+
+type fileSource []*safetensors.File
+
+func (s fileSource) Lookup(name string) (safetensors.Tensor, bool) {
+	for _, f := range s {
+		if t, ok := f.Header().Lookup(name); ok {
+			return t, true
+		}
+	}
+	return safetensors.Tensor{}, false
+}
+
+func (s fileSource) Open(name string) (io.Reader, error) {
+	for _, f := range s {
+		if _, ok := f.Header().Lookup(name); ok {
+			return f.Reader(name)
+		}
+	}
+	return nil, fmt.Errorf("no tensor %q", name)
+}
+
+// Tensor is a tensor in memory.
+type Tensor struct {
+	DType tensor.DType
+	Shape []int64
+	Data  []byte // little endian
+}
+
+// TensorMap is a [Source] of tensors in memory, by name.
+type TensorMap map[string]Tensor
+
+// Lookup implements [Source].
+func (s TensorMap) Lookup(name string) (safetensors.Tensor, bool) {
+	t, ok := s[name]
+	return safetensors.Tensor{Name: name, DType: t.DType, Shape: t.Shape, Size: int64(len(t.Data))}, ok
+}
+
+// Open implements [Source].
+func (s TensorMap) Open(name string) (io.Reader, error) {
+	t, ok := s[name]
+	if !ok {
+		return nil, fmt.Errorf("no tensor %q", name)
+	}
+	return &sliceReader{t.Data}, nil
+}
+
+// sliceReader reads a slice; unlike bytes.Reader it can do nothing else.
+type sliceReader struct{ rest []byte }
+
+func (r *sliceReader) Read(p []byte) (int, error) {
+	if len(r.rest) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// FormatError is the error for a tensor that breaks a rule of its format.
+type FormatError struct {
+	Tensor string // full name
+	Index  int    // of the element, counted through the whole tensor; −1 if the fault is in no single element
+	Reason string
+}
+
+// Error names the tensor, the element and the rule.
+func (e *FormatError) Error() string {
+	if e.Index < 0 {
+		return e.Tensor + ": " + e.Reason
+	}
+	return fmt.Sprintf("%s[%d]: %s", e.Tensor, e.Index, e.Reason)
+}
+
+// Limits of what is loaded.
+const (
+	maxEXL2Rows  = 1 << 16 // the format numbers rows with unsigned 16 bits
+	maxDimension = 1 << 30
+)
+
+// EXL2Options change how EXL2 tensors are read. The zero value is what exllamav2 does.
+type EXL2Options struct {
+	// Prescale is a factor on all scales, applied to q_scale_max in float32 before it is rounded. 0 means 1.
+	Prescale float32
+	// Dialect is whose rules are followed. LoRAX demands the tensor q_invperm.
+	Dialect Dialect
+}
+
+// LoadEXL2 reads the EXL2 tensors key.q_weight, key.q_groups, key.q_scale, key.q_scale_max, and where they exist
+// key.q_invperm (without it rows are in natural order) and key.bias. An empty key stands for names without a prefix.
+// A q_perm or q_group_map is not looked at, as both follow from the others.
+//
+// A missing tensor or one that breaks the format gives a *[FormatError], several of them joined where that is known
+// at once.
+func LoadEXL2(src Source, key string, opts EXL2Options) (*QMatrix, error) {
+	l := loader{src, key}
+	m, err := l.exl2Structure(opts.Dialect)
+	if err != nil {
+		return nil, err
+	}
+	if m.words, err = readWords(l, "q_weight"); err != nil {
+		return nil, err
+	}
+	if m.scaleCodes, err = readWords(l, "q_scale"); err != nil {
+		return nil, err
+	}
+	if m.scaleMax, err = l.halfs("q_scale_max"); err != nil {
+		return nil, err
+	}
+	if m.bias, err = l.bias(m.cols); err != nil {
+		return nil, err
+	}
+	prescale := opts.Prescale
+	if prescale == 0 {
+		prescale = 1
+	}
+	if i, ok := m.setScales(prescale); !ok {
+		return nil, l.bad("q_scale_max", i, "value %v with prescale %v overflows half precision", m.scaleMax[i].Float32(), prescale)
+	}
+	return m, nil
+}
+
+// exl2Structure reads what decides about the shape of the matrix: headers, group table and permutation.
+func (l loader) exl2Structure(d Dialect) (*QMatrix, error) {
+	var errs []error
+	weight := l.need(&errs, "q_weight", 2, tensor.I32)
+	groups := l.need(&errs, "q_groups", 1, tensor.I16)
+	scale := l.need(&errs, "q_scale", 2, tensor.I32)
+	scaleMax := l.need(&errs, "q_scale_max", 1, tensor.F16)
+	if _, ok := l.src.Lookup(l.name("q_invperm")); ok || d == LoRAX {
+		l.need(&errs, "q_invperm", 1, tensor.I32, tensor.I16)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	packed, cols := weight[0], weight[1]
+	count := groups[0] / 2
+	switch {
+	case cols == 0 || cols%8 != 0:
+		return nil, l.bad("q_weight", -1, "%d columns: want a multiple of 8, at least 8", cols)
+	case groups[0]%2 != 0:
+		return nil, l.bad("q_groups", -1, "%d elements: want pairs of width and first packed row", groups[0])
+	case count == 0:
+		return nil, l.bad("q_groups", -1, "no groups")
+	case scale[0] != count || scale[1] != cols/8:
+		return nil, l.bad("q_scale", -1, "shape %v: want [%d %d] for %d groups and %d columns", scale, count, cols/8, count, cols)
+	case scaleMax[0] != count:
+		return nil, l.bad("q_scale_max", -1, "%d elements: want %d, one for each group", scaleMax[0], count)
+	}
+
+	m := &QMatrix{format: EXL2, cols: cols}
+	table, err := readTensor(l, "q_groups", 2, func(dst []int16, b []byte) []int16 {
+		return append(dst, int16(binary.LittleEndian.Uint16(b)))
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range count {
+		width, start, end := int(table[2*i]), int(table[2*i+1]), packed
+		if i+1 < count {
+			end = int(table[2*i+3])
+		}
+		switch {
+		case !validWidth(width):
+			return nil, l.bad("q_groups", 2*i, "width %d: want 2, 3, 4, 5, 6 or 8", width)
+		case i > 0 && width > m.groups[i-1].Bits:
+			return nil, l.bad("q_groups", 2*i, "width %d after width %d: want descending widths", width, m.groups[i-1].Bits)
+		case i == 0 && start != 0:
+			return nil, l.bad("q_groups", 1, "first packed row %d: want 0", start)
+		case end <= start && i+1 < count:
+			return nil, l.bad("q_groups", 2*i+3, "first packed row %d after %d: want ascending rows", end, start)
+		case end <= start:
+			return nil, l.bad("q_groups", 2*i+1, "first packed row %d: q_weight has %d rows", start, packed)
+		case (end-start)%width != 0: // 32 weight rows take exactly width packed rows
+			return nil, l.bad("q_groups", 2*i, "group of %d packed rows of width %d: want a multiple of %d, for a multiple of 32 weight rows",
+				end-start, width, width)
+		}
+		g := Group{Bits: width, FirstRow: m.rows, Rows: (end - start) / width * 32}
+		m.starts = append(m.starts, start)
+		m.groups = append(m.groups, g)
+		if m.rows += g.Rows; m.rows > maxEXL2Rows {
+			return nil, l.bad("q_groups", 2*i, "more than %d weight rows up to this group", maxEXL2Rows)
+		}
+	}
+	if _, ok := l.src.Lookup(l.name("q_invperm")); ok {
+		inv, err := l.permutation("q_invperm", m.rows)
+		if err != nil {
+			return nil, err
+		}
+		m.setInvPerm(inv)
+	}
+	return m, nil
+}
+
+// permutation reads an inverse permutation of n elements.
+func (l loader) permutation(suffix string, n int) ([]int32, error) {
+	t, _ := l.src.Lookup(l.name(suffix))
+	var inv []int32
+	var err error
+	if t.DType == tensor.I16 { // narrowed for a call of exllamav2: 16 unsigned bits
+		inv, err = readTensor(l, suffix, 2, func(dst []int32, b []byte) []int32 {
+			return append(dst, int32(binary.LittleEndian.Uint16(b)))
+		})
+	} else {
+		inv, err = readTensor(l, suffix, 4, appendInt32)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(inv) != n {
+		return nil, l.bad(suffix, -1, "%d elements: want %d, one for each row of the groups", len(inv), n)
+	}
+	seen := make([]int32, n) // by value: index + 1 of who has it
+	for k, i := range inv {
+		if i < 0 || int(i) >= n {
+			return nil, l.bad(suffix, k, "row %d: want 0 to %d", i, n-1)
+		}
+		if seen[i] != 0 {
+			return nil, l.bad(suffix, k, "row %d: element %d has it already", i, seen[i]-1)
+		}
+		seen[i] = int32(k) + 1
+	}
+	return inv, nil
+}
+
+// ZeroPoint is how GPTQ zero points are stored.
+type ZeroPoint uint8
+
+const (
+	// ZeroDialect is the reading of [GPTQOptions.Dialect]: ZeroPlusOne for Exllamav2, ZeroPlusOneWrap for LoRAX.
+	ZeroDialect ZeroPoint = iota
+	// ZeroPlusOne is stored + 1, so that all ones stand for 2ᵇ: what exllamav2 does with v1 checkpoints.
+	ZeroPlusOne
+	// ZeroPlusOneWrap is (stored + 1) mod 2ᵇ, so that all ones stand for 0: what LoRAX does with v1 checkpoints.
+	ZeroPlusOneWrap
+	// ZeroAsStored is for v2 checkpoints (checkpoint_format "gptq_v2").
+	ZeroAsStored
+)
+
+// GPTQOptions change how GPTQ tensors are read. The zero value is what exllamav2 does, for all widths.
+type GPTQOptions struct {
+	// Bits is the width: 2, 3, 4 or 8. 0 means the one that the shapes of qweight and qzeros imply.
+	Bits int
+	// GroupSize is the number of rows of a group where g_idx does not say it. 0 means the smallest power of two with
+	// which the groups cover all rows.
+	GroupSize int
+	// Zero is the zero point convention of the checkpoint. The tensors do not show it.
+	Zero ZeroPoint
+	// Dialect is whose rules are followed where Zero is ZeroDialect.
+	Dialect Dialect
+}
+
+// LoadGPTQ reads the GPTQ tensors key.qweight, key.qzeros, key.scales, and where they exist key.g_idx and key.bias. An
+// empty key stands for names without a prefix.
+//
+// Without g_idx, or when it is all zeros, groups are consecutive blocks of rows. Otherwise g_idx is taken at its word, also
+// if groups are of unequal size (which exllamav2 gets wrong). Scales and bias that are not in half precision are rounded to it.
+//
+// A missing tensor or one that breaks the format gives a *[FormatError], several of them joined where that is known
+// at once.
+func LoadGPTQ(src Source, key string, opts GPTQOptions) (*QMatrix, error) {
+	l := loader{src, key}
+	m, err := l.gptqStructure(opts)
+	if err != nil {
+		return nil, err
+	}
+	if m.words, err = readWords(l, "qweight"); err != nil {
+		return nil, err
+	}
+	if m.zeroCodes, err = readWords(l, "qzeros"); err != nil {
+		return nil, err
+	}
+	if m.scales, err = l.halfs("scales"); err != nil {
+		return nil, err
+	}
+	if m.bias, err = l.bias(m.cols); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// gptqStructure reads what decides about the shape of the matrix: headers and group index.
+func (l loader) gptqStructure(opts GPTQOptions) (*QMatrix, error) {
+	var errs []error
+	weight := l.need(&errs, "qweight", 2, tensor.I32)
+	zeros := l.need(&errs, "qzeros", 2, tensor.I32)
+	scales := l.need(&errs, "scales", 2, tensor.F16, tensor.BF16, tensor.F32)
+	_, indexed := l.src.Lookup(l.name("g_idx"))
+	if indexed {
+		l.need(&errs, "g_idx", 1, tensor.I32)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	packed, cols, count := weight[0], weight[1], zeros[0]
+	if packed == 0 || cols == 0 {
+		return nil, l.bad("qweight", -1, "shape %v: no weights", weight)
+	}
+	if count == 0 {
+		return nil, l.bad("qzeros", -1, "shape %v: no groups", zeros)
+	}
+	width := opts.Bits
+	if z := 32 * int64(zeros[1]); width == 0 && z%int64(cols) == 0 {
+		width = int(min(z/int64(cols), 32))
+	}
+	switch {
+	case width != 2 && width != 3 && width != 4 && width != 8:
+		if opts.Bits != 0 {
+			return nil, fmt.Errorf("%s: width %d: want 2, 3, 4 or 8", l.name("qweight"), opts.Bits)
+		}
+		return nil, l.bad("qzeros", -1, "shape %v with %d columns of qweight: no width of 2, 3, 4 or 8 fits", zeros, cols)
+	case 32*int64(zeros[1]) != int64(width)*int64(cols):
+		return nil, l.bad("qzeros", -1, "%d columns: want %d columns of qweight in %d bits each to fill the words", zeros[1], cols, width)
+	case width == 3 && packed%3 != 0:
+		return nil, l.bad("qweight", -1, "%d packed rows of width 3: want a multiple of 3", packed)
+	case packed > maxDimension/32:
+		return nil, l.bad("qweight", -1, "%d packed rows: want at most %d", packed, maxDimension/32)
+	case scales[0] != count || scales[1] != cols:
+		return nil, l.bad("scales", -1, "shape %v: want [%d %d] for %d groups and %d columns", scales, count, cols, count, cols)
+	}
+
+	m := &QMatrix{format: GPTQ, rows: packed * 32 / width, cols: cols, zero: opts.Zero}
+	if m.zero == ZeroDialect {
+		m.zero = ZeroPlusOne
+		if opts.Dialect == LoRAX {
+			m.zero = ZeroPlusOneWrap
+		}
+	}
+	if indexed {
+		index, err := readTensor(l, "g_idx", 4, appendInt32)
+		if err != nil {
+			return nil, err
+		}
+		if len(index) != m.rows {
+			return nil, l.bad("g_idx", -1, "%d elements: want %d, one for each weight row", len(index), m.rows)
+		}
+		zero := true
+		for k, g := range index {
+			if g < 0 || int(g) >= count {
+				return nil, l.bad("g_idx", k, "group %d: want 0 to %d", g, count-1)
+			}
+			zero = zero && g == 0
+		}
+		if !zero {
+			m.setGroupIndex(index, width, count)
+			return m, nil
+		}
+	}
+	size := opts.GroupSize
+	if size < 0 {
+		return nil, fmt.Errorf("%s: group size %d", l.name("qweight"), size)
+	}
+	if size == 0 {
+		size = 1 << bits.Len(uint((m.rows-1)/count))
+	}
+	if got := (m.rows-1)/size + 1; got != count {
+		return nil, l.bad("qzeros", -1, "%d groups: want %d for %d rows in groups of %d (give the group size if it is another)",
+			count, got, m.rows, size)
+	}
+	for g := range count {
+		m.groups = append(m.groups, Group{Bits: width, FirstRow: g * size, Rows: min(size, m.rows-g*size)})
+	}
+	return m, nil
+}
+
+// validWidth reports whether b is a width of one of the formats (GPTQ has not all of them).
+func validWidth(b int) bool { return b == 2 || b == 3 || b == 4 || b == 5 || b == 6 || b == 8 }
+
+// loader reads the tensors of one layer.
+type loader struct {
+	src Source
+	key string
+}
+
+func (l loader) name(suffix string) string {
+	if l.key == "" {
+		return suffix
+	}
+	return l.key + "." + suffix
+}
+
+func (l loader) bad(suffix string, index int, format string, args ...any) error {
+	return &FormatError{Tensor: l.name(suffix), Index: index, Reason: fmt.Sprintf(format, args...)}
+}
+
+// need checks that there is a tensor with so many dimensions, one of the types and all its data, and returns its
+// shape. What is wrong is added to errs.
+func (l loader) need(errs *[]error, suffix string, dims int, types ...tensor.DType) []int {
+	fail := func(format string, args ...any) []int {
+		*errs = append(*errs, l.bad(suffix, -1, format, args...))
+		return nil
+	}
+	t, ok := l.src.Lookup(l.name(suffix))
+	if !ok {
+		return fail("missing")
+	}
+	if !slices.Contains(types, t.DType) {
+		return fail("type %v: want %v", t.DType, types[0])
+	}
+	if len(t.Shape) != dims {
+		return fail("shape %v: want %d dimensions", t.Shape, dims)
+	}
+	shape := make([]int, dims)
+	for i, d := range t.Shape {
+		if d < 0 || d > maxDimension {
+			return fail("shape %v: want dimensions from 0 to %d", t.Shape, maxDimension)
+		}
+		shape[i] = int(d)
+	}
+	size, err := tensor.Size(t.DType, t.Shape)
+	if err != nil || size > math.MaxInt {
+		return fail("shape %v: too large", t.Shape)
+	}
+	if size != t.Size {
+		return fail("%d bytes: want %d for shape %v", t.Size, size, t.Shape)
+	}
+	return shape
+}
+
+// halfs reads a tensor in half precision, or rounds it to that. All elements must be finite.
+func (l loader) halfs(suffix string) ([]tensor.Float16, error) {
+	t, _ := l.src.Lookup(l.name(suffix))
+	var out []tensor.Float16
+	var err error
+	switch t.DType {
+	case tensor.F32:
+		out, err = readTensor(l, suffix, 4, func(dst []tensor.Float16, b []byte) []tensor.Float16 {
+			return append(dst, tensor.Float16FromFloat32(math.Float32frombits(binary.LittleEndian.Uint32(b))))
+		})
+	case tensor.BF16:
+		out, err = readTensor(l, suffix, 2, func(dst []tensor.Float16, b []byte) []tensor.Float16 {
+			return append(dst, tensor.BFloat16(binary.LittleEndian.Uint16(b)).Float16())
+		})
+	default:
+		out, err = readTensor(l, suffix, 2, func(dst []tensor.Float16, b []byte) []tensor.Float16 {
+			return append(dst, tensor.Float16(binary.LittleEndian.Uint16(b)))
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i, h := range out {
+		if h.IsNaN() || h.IsInf() {
+			return nil, l.bad(suffix, i, "not finite in half precision")
+		}
+	}
+	return out, nil
+}
+
+// bias reads the bias of n columns, or nil if there is none.
+func (l loader) bias(n int) ([]tensor.Float16, error) {
+	if _, ok := l.src.Lookup(l.name("bias")); !ok {
+		return nil, nil
+	}
+	var errs []error
+	if shape := l.need(&errs, "bias", 1, tensor.F16, tensor.BF16, tensor.F32); len(errs) > 0 {
+		return nil, errs[0]
+	} else if shape[0] != n {
+		return nil, l.bad("bias", -1, "%d elements: want %d, one for each column", shape[0], n)
+	}
+	return l.halfs("bias")
+}
+
+func readWords(l loader, suffix string) ([]uint32, error) {
+	return readTensor(l, suffix, 4, func(dst []uint32, b []byte) []uint32 {
+		return append(dst, binary.LittleEndian.Uint32(b))
+	})
+}
+
+func appendInt32(dst []int32, b []byte) []int32 {
+	return append(dst, int32(binary.LittleEndian.Uint32(b)))
+}
+
+// readTensor reads all elements of a tensor. Memory is taken as data arrives, whatever size the source claims.
+func readTensor[T any](l loader, suffix string, size int, decode func([]T, []byte) []T) ([]T, error) {
+	name := l.name(suffix)
+	t, _ := l.src.Lookup(name)
+	r, err := l.src.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if c, ok := r.(io.Closer); ok {
+		defer c.Close()
+	}
+	const chunk = 1 << 16
+	buf := make([]byte, min(int(t.Size), chunk))
+	out := make([]T, 0, min(int(t.Size), 1<<24)/size)
+	for rest := int(t.Size); rest > 0; rest -= len(buf) {
+		buf = buf[:min(rest, len(buf))]
+		if _, err := io.ReadFull(r, buf); err != nil {
+			return nil, fmt.Errorf("%s: read: %w", name, err)
+		}
+		for b := buf; len(b) >= size; b = b[size:] {
+			out = decode(out, b)
+		}
+	}
+	return out, nil
+}

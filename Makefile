@@ -32,10 +32,12 @@ COUNT ?= 6
 FUZZ ?= .
 FUZZTIME ?= 30s
 
+##@ Every day
+
 ## help: list the targets
 .PHONY: help
 help:
-	@sed -n 's/^## \([a-z0-9-]*\): \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+	@sed -n -e 's/^##@ \(.*\)/\n\1/p' -e 's/^## \([a-z0-9-]*\): \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 26
 
 ## build: build the static binary bin/kiln
 .PHONY: build
@@ -66,131 +68,6 @@ test: deps $(CACHE)/tools/gotestsum $(CACHE)/tools/actionlint
 	  -summary $(TEST_DIR)/summary $(TEST_DIR)/events.jsonl || status=1; \
 	exit $$status
 
-## race: run the tests under the race detector (needs cgo, slow)
-.PHONY: race
-race: deps
-	CGO_ENABLED=1 $(GO) test -race -timeout 30m $(if $(RUN),-run '$(RUN)') $(PKG)
-
-## e2e: build the examples for real, with every tool required and nothing from the cache
-.PHONY: e2e
-e2e:
-	@$(MAKE) --no-print-directory test CI=true PKG=./examples/...
-
-## e2e-images: make the container images of the end-to-end tests from Debian packages (NAMES="ci trixie-torch26" to limit)
-.PHONY: e2e-images
-e2e-images:
-	@dev/scripts/podman.sh
-	dev/e2e/images.sh $(or $(NAMES),$$(dev/e2e/images.sh list))
-
-## e2e-build: build real rows in real containers, kill a build 50 times, exhaust memory (RUN=TestX to limit)
-.PHONY: e2e-build
-e2e-build: export KILN_E2E := build
-e2e-build: deps e2e-images
-	$(GO) test ./build ./dev/e2e -run '$(or $(RUN),^TestE2E|^TestKill)' -v -count=1 -timeout 3h
-
-## e2e-share: compile once for several Pythons, in containers; a remote cache; kills (RUN=TestX to limit)
-.PHONY: e2e-share
-e2e-share: export KILN_E2E := share
-e2e-share: export KILN_REQUIRE := ccache
-e2e-share: deps
-	@dev/e2e/share-images.sh
-	@dev/e2e/images.sh trixie-runtime trixie-hip trixie-hip-runtime
-	@dev/scripts/sharedeps.sh
-	$(GO) test ./build ./build/launcher -run '$(or $(RUN),^TestKillShared|^TestLauncherKill)' -v -count=1 -timeout 1h
-	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EShare)' -v -count=1 -timeout 3h
-
-## e2e-audit: compare audits with auditwheel, cuobjdump and the loader (KILN_AUDIT_PYTHON, KILN_AUDIT_PYTHONS, KILN_CUOBJDUMP; RUN=TestX)
-.PHONY: e2e-audit
-e2e-audit: export KILN_E2E := audit
-e2e-audit: export KILN_REQUIRE := cuobjdump,python3.8,python3.11,python3.12,python3.13
-e2e-audit:
-	$(GO) test ./audit -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 120m
-
-## e2e-index: all clients of the index, 100 uploads and publishes with kills (RUN=TestX to limit)
-.PHONY: e2e-index
-e2e-index: export KILN_E2E := index
-e2e-index: deps
-	$(GO) test ./index $(if $(RUN),-run '$(RUN)') -v -count=1 -timeout 60m
-
-## e2e-model: compare compiled models with the reference and load them with exllamav2 itself (RUN=TestX to limit)
-.PHONY: e2e-model
-e2e-model: export KILN_E2E := model
-e2e-model: export KILN_EXLLAMAV2_PYTHON ?= $(CURDIR)/$(CACHE)/venv-exllamav2/bin/python
-e2e-model: deps
-	@dev/scripts/exllamav2.sh
-	$(GO) test ./model/exl2 -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
-
-## e2e-toolchain: ten containers that each lack one thing: diagnosis, fix, success (RUN=TestX/name to limit)
-.PHONY: e2e-toolchain
-e2e-toolchain: export KILN_E2E := toolchain
-e2e-toolchain: deps
-	dev/e2e/images.sh ci bookworm-cuda118 trixie-cuda124 trixie-torch26
-	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EToolchain$$)' -v -count=1 -timeout 2h
-
-## e2e-wine: the Windows binary of kiln doctor under Wine, with made-up installations of Visual Studio and CUDA
-.PHONY: e2e-wine
-e2e-wine: export KILN_E2E := wine
-e2e-wine: deps
-	dev/e2e/images.sh trixie-runtime
-	$(GO) test ./dev/e2e -run '^TestE2EWine$$' -v -count=1 -timeout 1h
-
-## e2e-jit-exllamav2: compile exllamav2's own extension with kiln jit in a container, eight processes at once (EXLLAMAV2=checkout; half an hour of processor)
-.PHONY: e2e-jit-exllamav2
-e2e-jit-exllamav2: export KILN_E2E := jit-exllamav2
-e2e-jit-exllamav2: export KILN_EXLLAMAV2 := $(EXLLAMAV2)
-e2e-jit-exllamav2: deps
-	dev/e2e/images.sh trixie-torch26
-	$(GO) test ./dev/e2e -run '^TestE2EJITExLlamaV2$$' -v -count=1 -timeout 4h
-
-## e2e-jit: kiln jit with HIP sources, and with prebuilt modules for this and for another torch, in containers (RUN=TestX to limit)
-.PHONY: e2e-jit
-e2e-jit: export KILN_E2E := jit-hip,jit-prebuilt
-e2e-jit: deps
-	dev/e2e/images.sh trixie-hip
-	@dev/e2e/share-images.sh
-	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EJIT)' -v -count=1 -timeout 1h
-
-## e2e-publish: publish to a real S3 server and a GitHub server with faults and kills, 200 times (RUN=TestX, KILN_PUBLISHES=200)
-.PHONY: e2e-publish
-e2e-publish: export KILN_E2E := publish
-e2e-publish: $(CACHE)/tools/versitygw
-	$(GO) test ./publish -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
-
-## e2e-workflow: run the generated workflow for real, on this machine, with nektos/act
-.PHONY: e2e-workflow
-e2e-workflow: export KILN_E2E := workflow
-e2e-workflow: deps build $(CACHE)/tools/act
-	$(GO) test ./publish -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
-
-## e2e-slurm: a real Slurm of three nodes on this machine, from Debian's packages (root): 24 rows with four kinds of kills; limits, preemption, scratch, cache, podman (RUN=TestX)
-.PHONY: e2e-slurm
-e2e-slurm: export KILN_E2E := slurm
-e2e-slurm: deps
-	@dev/scripts/podman.sh
-	@dev/e2e/images.sh ci
-	@dev/scripts/sharedeps.sh
-	dev/scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -parallel 8 -v -count=1 -timeout 2h
-
-## sim-slurm: many rows on a simulated cluster, a node for 50 rows: makespan, memory, calls of Slurm (ROWS=10000)
-.PHONY: sim-slurm
-sim-slurm:
-	KILN_SIM_ROWS=$(or $(ROWS),10000) $(GO) test ./engine/slurm -run '^TestSimulation$$' -v -count=1 -timeout 1h
-
-## check: what CI runs: lint, generate-check, cross, test, with the time of each
-CHECK_STEPS := lint generate-check cross test
-.PHONY: check
-check:
-	@rm -f $(TEST_DIR)/summary; failed=; times=; \
-	for step in $(CHECK_STEPS); do \
-	  printf '\n==> make %s\n' $$step; start=$$SECONDS; result=ok; \
-	  $(MAKE) --no-print-directory $$step || { result=FAILED; failed="$$failed $$step"; }; \
-	  times="$$times$$(printf '%5d s  %-16s %s' $$((SECONDS - start)) $$step $$result)"$$'\n'; \
-	done; \
-	printf '\n%s%5d s  in all\n' "$$times" $$SECONDS; \
-	if [ -n "$$failed" ]; then echo "make check: failed:$$failed"; fi; \
-	if [ -f $(TEST_DIR)/summary ]; then cat $(TEST_DIR)/summary; fi; \
-	[ -z "$$failed" ]
-
 ## lint: golangci-lint, gofumpt, go vet, go mod tidy
 # golangci-lint remembers its findings with the path of the checkout they were found in, and would
 # report them, outside the exclusions by path, in another checkout: each has its own memory.
@@ -214,6 +91,21 @@ fmt: $(CACHE)/tools/gofumpt
 .PHONY: generate
 generate:
 	$(GO) generate ./...
+
+## check: what CI runs: lint, generate-check, cross, test, with the time of each
+CHECK_STEPS := lint generate-check cross test
+.PHONY: check
+check:
+	@rm -f $(TEST_DIR)/summary; failed=; times=; \
+	for step in $(CHECK_STEPS); do \
+	  printf '\n==> make %s\n' $$step; start=$$SECONDS; result=ok; \
+	  $(MAKE) --no-print-directory $$step || { result=FAILED; failed="$$failed $$step"; }; \
+	  times="$$times$$(printf '%5d s  %-16s %s' $$((SECONDS - start)) $$step $$result)"$$'\n'; \
+	done; \
+	printf '\n%s%5d s  in all\n' "$$times" $$SECONDS; \
+	if [ -n "$$failed" ]; then echo "make check: failed:$$failed"; fi; \
+	if [ -f $(TEST_DIR)/summary ]; then cat $(TEST_DIR)/summary; fi; \
+	[ -z "$$failed" ]
 
 ## generate-check: fail if go generate changes a file
 # The tree before and after is recorded through a scratch index, so that this works with
@@ -240,6 +132,137 @@ cross:
 	  $(GO) vet ./...; \
 	done
 
+## clean: remove bin/ and .cache/
+.PHONY: clean
+clean:
+	rm -rf bin .cache
+
+##@ More tests
+
+## test-race: run the tests under the race detector (needs cgo, slow)
+.PHONY: test-race
+test-race: deps
+	CGO_ENABLED=1 $(GO) test -race -timeout 30m $(if $(RUN),-run '$(RUN)') $(PKG)
+
+## test-arm64: test the packages with assembly for arm64, under qemu (PKG, RUN to limit)
+.PHONY: test-arm64
+test-arm64:
+	@dev/scripts/arm64.sh
+
+## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
+.PHONY: fuzz
+fuzz:
+	@$(GO) run ./dev/scripts/fuzzall -match '$(FUZZ)' -time $(FUZZTIME) $(if $(RECORD),-record) $(PKG)
+
+##@ Real systems, from end to end (RUN=TestX limits each)
+
+## e2e-images: make the container images of the end-to-end tests from Debian packages (NAMES="ci trixie-torch26" to limit)
+.PHONY: e2e-images
+e2e-images:
+	@dev/scripts/podman.sh
+	dev/e2e/images.sh $(or $(NAMES),$$(dev/e2e/images.sh list))
+
+## e2e-examples: build the examples for real, with every tool required and nothing from the cache
+.PHONY: e2e-examples
+e2e-examples:
+	@$(MAKE) --no-print-directory test CI=true PKG=./examples/...
+
+## e2e-build: build real rows in real containers, kill a build 50 times, exhaust memory (RUN=TestX to limit)
+.PHONY: e2e-build
+e2e-build: export KILN_E2E := build
+e2e-build: deps e2e-images
+	$(GO) test ./build ./dev/e2e -run '$(or $(RUN),^TestE2E|^TestKill)' -v -count=1 -timeout 3h
+
+## e2e-share: compile once for several Pythons, in containers; a remote cache; kills (RUN=TestX to limit)
+.PHONY: e2e-share
+e2e-share: export KILN_E2E := share
+e2e-share: export KILN_REQUIRE := ccache
+e2e-share: deps
+	@dev/e2e/share-images.sh
+	@dev/e2e/images.sh trixie-runtime trixie-hip trixie-hip-runtime
+	@dev/scripts/sharedeps.sh
+	$(GO) test ./build ./build/launcher -run '$(or $(RUN),^TestKillShared|^TestLauncherKill)' -v -count=1 -timeout 1h
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EShare)' -v -count=1 -timeout 3h
+
+## e2e-slurm: a real Slurm of three nodes on this machine, from Debian's packages (root): 24 rows with four kinds of kills; limits, preemption, scratch, cache, podman (RUN=TestX)
+.PHONY: e2e-slurm
+e2e-slurm: export KILN_E2E := slurm
+e2e-slurm: deps
+	@dev/scripts/podman.sh
+	@dev/e2e/images.sh ci
+	@dev/scripts/sharedeps.sh
+	dev/scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -parallel 8 -v -count=1 -timeout 2h
+
+## e2e-audit: compare audits with auditwheel, cuobjdump and the loader (KILN_AUDIT_PYTHON, KILN_AUDIT_PYTHONS, KILN_CUOBJDUMP; RUN=TestX)
+.PHONY: e2e-audit
+e2e-audit: export KILN_E2E := audit
+e2e-audit: export KILN_REQUIRE := cuobjdump,python3.8,python3.11,python3.12,python3.13
+e2e-audit:
+	$(GO) test ./audit -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 120m
+
+## e2e-toolchain: ten containers that each lack one thing: diagnosis, fix, success (RUN=TestX/name to limit)
+.PHONY: e2e-toolchain
+e2e-toolchain: export KILN_E2E := toolchain
+e2e-toolchain: deps
+	dev/e2e/images.sh ci bookworm-cuda118 trixie-cuda124 trixie-torch26
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EToolchain$$)' -v -count=1 -timeout 2h
+
+## e2e-wine: the Windows binary of kiln doctor under Wine, with made-up installations of Visual Studio and CUDA
+.PHONY: e2e-wine
+e2e-wine: export KILN_E2E := wine
+e2e-wine: deps
+	dev/e2e/images.sh trixie-runtime
+	$(GO) test ./dev/e2e -run '^TestE2EWine$$' -v -count=1 -timeout 1h
+
+## e2e-jit: kiln jit with HIP sources, and with prebuilt modules for this and for another torch, in containers (RUN=TestX to limit)
+.PHONY: e2e-jit
+e2e-jit: export KILN_E2E := jit-hip,jit-prebuilt
+e2e-jit: deps
+	dev/e2e/images.sh trixie-hip
+	@dev/e2e/share-images.sh
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EJIT)' -v -count=1 -timeout 1h
+
+## e2e-jit-exllamav2: compile exllamav2's own extension with kiln jit in a container, eight processes at once (EXLLAMAV2=checkout; half an hour of processor)
+.PHONY: e2e-jit-exllamav2
+e2e-jit-exllamav2: export KILN_E2E := jit-exllamav2
+e2e-jit-exllamav2: export KILN_EXLLAMAV2 := $(EXLLAMAV2)
+e2e-jit-exllamav2: deps
+	dev/e2e/images.sh trixie-torch26
+	$(GO) test ./dev/e2e -run '^TestE2EJITExLlamaV2$$' -v -count=1 -timeout 4h
+
+## e2e-index: all clients of the index, 100 uploads and publishes with kills (RUN=TestX to limit)
+.PHONY: e2e-index
+e2e-index: export KILN_E2E := index
+e2e-index: deps
+	$(GO) test ./index $(if $(RUN),-run '$(RUN)') -v -count=1 -timeout 60m
+
+## e2e-publish: publish to a real S3 server and a GitHub server with faults and kills, 200 times (RUN=TestX, KILN_PUBLISHES=200)
+.PHONY: e2e-publish
+e2e-publish: export KILN_E2E := publish
+e2e-publish: $(CACHE)/tools/versitygw
+	$(GO) test ./publish -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
+
+## e2e-workflow: run the generated workflow for real, on this machine, with nektos/act
+.PHONY: e2e-workflow
+e2e-workflow: export KILN_E2E := workflow
+e2e-workflow: deps build $(CACHE)/tools/act
+	$(GO) test ./publish -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
+
+## e2e-model: compare compiled models with the reference and load them with exllamav2 itself (RUN=TestX to limit)
+.PHONY: e2e-model
+e2e-model: export KILN_E2E := model
+e2e-model: export KILN_EXLLAMAV2_PYTHON ?= $(CURDIR)/$(CACHE)/venv-exllamav2/bin/python
+e2e-model: deps
+	@dev/scripts/exllamav2.sh
+	$(GO) test ./model/exl2 -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
+
+## e2e-python: the Python package, built, audited, tested and published by kiln, then installed with pip (KILN=path of another kiln)
+.PHONY: e2e-python
+e2e-python: deps build
+	@dev/scripts/pythonwheel.sh
+
+##@ Measurements, each beside a peer or a limit in the same run
+
 ## bench: run all benchmarks into .cache/bench (BENCH=regexp COUNT=6; OLD=file compares)
 BENCH_FILE := $(CACHE)/bench/$(VERSION).txt
 .PHONY: bench
@@ -264,27 +287,16 @@ bench-build: deps
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./dev/bench/build -dir $(CACHE)/bench $(if $(ROWS),-rows $(ROWS)) | tee $(CACHE)/bench/build.txt
 
+## bench-slurm: many rows on a simulated cluster, a node for 50 rows: makespan, memory, calls of Slurm (ROWS=10000)
+.PHONY: bench-slurm
+bench-slurm:
+	KILN_SIM_ROWS=$(or $(ROWS),10000) $(GO) test ./engine/slurm -run '^TestSimulation$$' -v -count=1 -timeout 1h
+
 ## bench-share: what the compiler launcher adds to a call, beside the same call without it (CALLS=200)
 .PHONY: bench-share
 bench-share: build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./dev/bench/share -kiln bin/kiln $(if $(CALLS),-runs $(CALLS)) | tee $(CACHE)/bench/share.txt
-
-## bench-index: a static index of 100,000 files against dumb-pypi, then bench-serve (FILES=100000)
-.PHONY: bench-index
-bench-index: deps build
-	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./dev/bench/index -python '$(KILN_PYTHON)' $(if $(FILES),-files $(FILES)) | tee $(CACHE)/bench/index.txt
-	@$(MAKE) --no-print-directory bench-serve
-
-## bench-model: compiling a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
-SIZE ?= 6GB
-RUNS ?= 3
-.PHONY: bench-model
-bench-model: deps build
-	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./dev/bench/model -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
-	  | tee $(CACHE)/bench/model-$(subst $() ,,$(SIZE)).txt
 
 ## bench-audit: auditing one large library against auditwheel and cuobjdump (LIBRARY=path; AUDITWHEEL=path, CUOBJDUMP=path where they are not on PATH)
 .PHONY: bench-audit
@@ -301,6 +313,13 @@ bench-jit: build
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; dev/bench/jit/run.sh $(or $(JIT_ROUNDS),1) | tee $(CACHE)/bench/jit.txt
 
+## bench-index: a static index of 100,000 files against dumb-pypi, then bench-serve (FILES=100000)
+.PHONY: bench-index
+bench-index: deps build
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./dev/bench/index -python '$(KILN_PYTHON)' $(if $(FILES),-files $(FILES)) | tee $(CACHE)/bench/index.txt
+	@$(MAKE) --no-print-directory bench-serve
+
 ## bench-serve: the server against nginx, pypiserver and devpi; memory of a large upload
 .PHONY: bench-serve
 bench-serve: deps build
@@ -314,6 +333,15 @@ bench-publish: $(CACHE)/tools/versitygw $(CACHE)/tools/mc
 	@set -o pipefail; $(GO) run ./dev/bench/publish -server $(CACHE)/tools/versitygw -mc $(CACHE)/tools/mc -dir $(CACHE)/bench $(if $(FILES),-files $(FILES)) $(if $(LARGE),-large $(LARGE)) \
 	  | tee $(CACHE)/bench/publish.txt
 
+## bench-model: compiling a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
+SIZE ?= 6GB
+RUNS ?= 3
+.PHONY: bench-model
+bench-model: deps build
+	@mkdir -p $(CACHE)/bench
+	@set -o pipefail; $(GO) run ./dev/bench/model -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
+	  | tee $(CACHE)/bench/model-$(subst $() ,,$(SIZE)).txt
+
 ## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=3)
 ROUNDS ?= 3
 .PHONY: bench-quant
@@ -322,10 +350,7 @@ bench-quant: deps
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./dev/bench/quant -rounds $(ROUNDS) | tee $(CACHE)/bench/quant.txt
 
-## test-arm64: test the packages with assembly for arm64, under qemu (PKG, RUN to limit)
-.PHONY: test-arm64
-test-arm64:
-	@dev/scripts/arm64.sh
+##@ On a machine with an NVIDIA GPU
 
 ## gpu-check: conformance of the CUDA kernels on this machine's GPU, then compute-sanitizer (kiln-gpu built elsewhere: KILN_GPU=path)
 .PHONY: gpu-check
@@ -341,25 +366,10 @@ gpu-bench:
 	@mkdir -p $(CACHE)/bench
 	@dev/scripts/gpubench.sh $(CACHE)/bench
 
-## python-wheel: the Python package, built, audited, tested and published by kiln, then installed with pip (KILN=path of another kiln)
-.PHONY: python-wheel
-python-wheel: deps build
-	@dev/scripts/pythonwheel.sh
-
 ## gpu-python: the Python package with torch on this machine's GPU (PYTHON=interpreter with torch; ONLY=build makes what travels to one)
 .PHONY: gpu-python
 gpu-python:
 	@dev/scripts/gpupython.sh $(CACHE)/gpu-python $(ONLY)
-
-## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
-.PHONY: fuzz
-fuzz:
-	@$(GO) run ./dev/scripts/fuzzall -match '$(FUZZ)' -time $(FUZZTIME) $(if $(RECORD),-record) $(PKG)
-
-## clean: remove bin/ and .cache/
-.PHONY: clean
-clean:
-	rm -rf bin .cache
 
 # The tools are pinned in dev/tools/go.mod and built once; the build cache makes that quick in a second clone.
 TOOL_SOURCES := dev/tools/go.mod dev/tools/go.sum

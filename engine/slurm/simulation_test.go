@@ -18,7 +18,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 )
 
-// rowsEnv is how many rows TestSimulation has; make sim-slurm sets it.
+// rowsEnv is how many rows TestSimulation has; make bench-slurm sets it.
 const rowsEnv = "KILN_SIM_ROWS"
 
 // TestSimulation builds many rows, whose times are known from an earlier run, on a simulated cluster. Nodes are lost, the controller is away

@@ -21,6 +21,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -381,7 +382,7 @@ func (o *Options) resources(s matrix.Settings) engine.Resources {
 	per *= int64(max(1, s.Resources.NVCCThreads))
 	budget := o.MemoryBytes
 	if budget == 0 {
-		if m, err := engine.MachineMemory(); err == nil {
+		if m, err := memory.Read(); err == nil {
 			budget = m.BudgetBytes()
 		} else {
 			budget = per // one at a time where nothing is known

@@ -19,8 +19,8 @@ import (
 
 	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
-	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -64,16 +64,16 @@ func (o *Options) startSharing(ctx context.Context) (err error) {
 			remove()
 		}
 	}()
-	memory, err := engine.MachineMemory()
+	found, err := memory.Read()
 	if err != nil {
 		return fmt.Errorf("find the memory of this machine: %w", err)
 	}
-	whole := slotSum{runtime.GOMAXPROCS(0), memory.BudgetBytes()}
+	whole := slotSum{runtime.GOMAXPROCS(0), found.BudgetBytes()}
 	own := slotSum{cmp.Or(o.CPU, whole.CPU), cmp.Or(o.MemoryBytes, whole.MemoryBytes)}
 	s.pool = newSlotPool(own.CPU, own.MemoryBytes, readPeaks(o.peaksPath()))
 	// Who says that there is more than was found is believed.
 	limit := slotSum{max(own.CPU, whole.CPU), max(own.MemoryBytes, whole.MemoryBytes)}
-	if err := s.pool.join(cmp.Or(o.SlotsDir, machineDir(memory.Source == "cgroup")), limit); err != nil {
+	if err := s.pool.join(cmp.Or(o.SlotsDir, machineDir(found.Source == "cgroup")), limit); err != nil {
 		o.Log.Warn("compilers of other kilns on this machine are not counted", "error", err)
 	}
 	defer func() {

@@ -109,7 +109,7 @@ type Options struct {
 	// says, or else all of this machine.
 	CPU int
 	// MemoryBytes is the memory that jobs may use at once. Zero means what the runner's [Capacity] says,
-	// or else what is free on this machine, or in its control group, less a reserve: see [MachineMemory].
+	// or else what is free on this machine, or in its control group, less a reserve.
 	MemoryBytes int64
 	// DiskBytes is the space that jobs may use at once. Zero means what the runner's [Capacity] says,
 	// or else what is free at DiskPath when a job is to start, less 1 GiB.

@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -932,12 +933,12 @@ func TestThisMachine(t *testing.T) {
 	})
 	opts.CPU, opts.MemoryBytes, opts.DiskBytes, opts.OnEvent = 0, 0, 0, rec.add
 	mustRun(t, []engine.Job{{ID: "a", Resources: engine.Resources{CPU: 1 << 20, DiskBytes: 1 << 60}}}, opts)
-	memory, err := engine.MachineMemory()
+	here, err := memory.Read()
 	if err != nil {
 		t.Skip(err)
 	}
-	if granted.CPU != runtime.GOMAXPROCS(0) || granted.MemoryBytes <= 0 || granted.MemoryBytes >= memory.TotalBytes {
-		t.Errorf("granted %+v on a machine with %+v", granted, memory)
+	if granted.CPU != runtime.GOMAXPROCS(0) || granted.MemoryBytes <= 0 || granted.MemoryBytes >= here.TotalBytes {
+		t.Errorf("granted %+v on a machine with %+v", granted, here)
 	}
 	if got := rec.lines(engine.EventWarning); len(got) != 1 || !strings.Contains(got[0], "of disk, more than the ") {
 		t.Errorf("warnings %q", got)

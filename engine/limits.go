@@ -5,6 +5,7 @@ import (
 	"runtime"
 
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/memory"
 )
 
 // diskReserve is left free on the disk.
@@ -32,7 +33,7 @@ func newLimits(opts Options) (limits, error) {
 		l.memory = c.MemoryBytes
 	}
 	if l.memory == 0 {
-		m, err := MachineMemory()
+		m, err := memory.Read()
 		if err != nil {
 			return limits{}, fmt.Errorf("find the memory of this machine: %w", err)
 		}
@@ -80,24 +81,3 @@ func (l *limits) count(asked Resources, learned Learned) Resources {
 
 // withMargin is for the next attempt needing a little more than the last.
 func withMargin(n int64) int64 { return n + n/5 }
-
-// Memory is what a machine, or the control group that this process is in, has.
-type Memory struct {
-	// TotalBytes is the size of the machine or the limit of the group, whichever is less.
-	TotalBytes int64
-	// AvailableBytes is what could be used now without anybody being killed or swapped out.
-	AvailableBytes int64
-	// Source says what was less: "machine" or "cgroup".
-	Source string
-}
-
-// memoryReserve is the least that is kept free for everything else.
-const memoryReserve = 2 << 30
-
-// BudgetBytes is what jobs may use: all that is available, but for a reserve of 2 GiB or a tenth of the total,
-// whichever is more. On a machine so small that this would leave less than half of what is available, it is
-// that half.
-func (m Memory) BudgetBytes() int64 {
-	reserve := max(memoryReserve, m.TotalBytes/10)
-	return max(m.AvailableBytes-reserve, m.AvailableBytes/2)
-}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
 )
@@ -148,7 +149,7 @@ func (v *buildView) lines() []string {
 	if left := v.left(ended); left > 0 {
 		parts = append(parts, "about "+ui.Duration(left)+" left")
 	}
-	if m, err := engine.MachineMemory(); err == nil {
+	if m, err := memory.Read(); err == nil {
 		parts = append(parts, ui.Bytes(m.AvailableBytes)+" memory free")
 	}
 	out := []string{strings.Join(parts, " · ")}

@@ -1,4 +1,4 @@
-package engine
+package memory
 
 import (
 	"unsafe"
@@ -8,8 +8,8 @@ import (
 
 var globalMemoryStatusEx = windows.NewLazySystemDLL("kernel32.dll").NewProc("GlobalMemoryStatusEx")
 
-// MachineMemory returns the memory of this machine.
-func MachineMemory() (Memory, error) {
+// Read returns the memory of this machine.
+func Read() (Info, error) {
 	// MEMORYSTATUSEX
 	status := struct {
 		length, load                                      uint32
@@ -18,7 +18,7 @@ func MachineMemory() (Memory, error) {
 	}{}
 	status.length = uint32(unsafe.Sizeof(status))
 	if ok, _, err := globalMemoryStatusEx.Call(uintptr(unsafe.Pointer(&status))); ok == 0 {
-		return Memory{}, err
+		return Info{}, err
 	}
-	return Memory{TotalBytes: int64(status.total), AvailableBytes: int64(status.available), Source: "machine"}, nil
+	return Info{TotalBytes: int64(status.total), AvailableBytes: int64(status.available), Source: "machine"}, nil
 }

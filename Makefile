@@ -234,7 +234,7 @@ e2e-jit-exllamav2: deps
 .PHONY: e2e-index
 e2e-index: export KILN_E2E := index
 e2e-index: deps
-	$(GO) test ./index $(if $(RUN),-run '$(RUN)') -v -count=1 -timeout 60m
+	$(GO) test ./index/... $(if $(RUN),-run '$(RUN)') -v -count=1 -timeout 60m
 
 ## e2e-publish: publish to a real S3 server and a GitHub server with faults and kills, 200 times (RUN=TestX, KILN_PUBLISHES=200)
 .PHONY: e2e-publish

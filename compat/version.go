@@ -107,6 +107,25 @@ func ToolkitTag(cuda, rocm string) string {
 	return ""
 }
 
+// ParseToolkitTag reads what [ToolkitTag] writes: "12.8" and "" for cu128. A tag of two digits is a
+// major version alone, cu12, unless CUDA never had it: cu92 is 9.2. Both are "" for anything else.
+func ParseToolkitTag(tag string) (cuda, rocm string) {
+	if n, ok := strings.CutPrefix(tag, "cu"); ok && strings.Trim(n, "0123456789") == "" {
+		switch {
+		case len(n) > 2:
+			return n[:2] + "." + n[2:], ""
+		case len(n) == 2 && n[0] >= '7':
+			return n[:1] + "." + n[1:], ""
+		}
+		return n, ""
+	}
+	rocm, ok := strings.CutPrefix(tag, "rocm")
+	if _, err := parseRelease(rocm); !ok || err != nil {
+		return "", ""
+	}
+	return "", rocm
+}
+
 // TorchIndexSuffix is the folder of the PyTorch index that holds the builds for
 // a toolkit: the [ToolkitTag], or "cpu" for neither.
 func TorchIndexSuffix(cuda, rocm string) string {

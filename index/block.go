@@ -398,7 +398,7 @@ func (p *Project) validate() error {
 	var lastVersion wheel.Version
 	for i := range p.Files {
 		f := &p.Files[i]
-		project, version, err := splitName(f.Filename)
+		project, version, err := ParseName(f.Filename)
 		switch {
 		case err != nil:
 			return err
@@ -417,7 +417,7 @@ func (p *Project) validate() error {
 		}
 	}
 	for _, t := range p.Removed {
-		if project, _, err := splitName(t.Filename); err != nil || project != p.Name {
+		if project, _, err := ParseName(t.Filename); err != nil || project != p.Name {
 			return fmt.Errorf("removed file %q is of another project", t.Filename)
 		}
 	}

@@ -145,7 +145,7 @@ func (f *File) Wheel() (name wheel.Filename, ok bool) {
 
 // Version returns the version in the name of the file.
 func (f *File) Version() wheel.Version {
-	_, v, _ := splitName(f.Filename)
+	_, v, _ := ParseName(f.Filename)
 	return v
 }
 
@@ -199,9 +199,9 @@ func escapeName(name string) string {
 	return string(out)
 }
 
-// splitName returns the normalized project name and the version that a file name
+// ParseName returns the normalized project name and the version that a file name
 // gives, for wheels, variant wheels and sdists alike.
-func splitName(filename string) (project string, v wheel.Version, err error) {
+func ParseName(filename string) (project string, v wheel.Version, err error) {
 	if strings.HasSuffix(filename, ".whl") {
 		w, err := wheel.ParseFilenameOptions(filename, wheel.FilenameOptions{Variants: true})
 		return w.Name, w.Version, err

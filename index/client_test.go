@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -20,42 +19,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/indextest"
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
-
-// clientPackages are what a Python needs for the tests of clients.
-var clientPackages = []string{"pip", "uv", "twine", "pypi-simple"}
-
-// tool returns the path of a program: the one that the variable names, else a program beside the
-// Python of KILN_PYTHON. Without it the test is skipped, or fails if KILN_REQUIRE lists it.
-func tool(t *testing.T, name, variable string) string {
-	t.Helper()
-	if e2e() {
-		switch name {
-		case "old-pip":
-			return venv(t, "old-pip", "pip==22.3.1") // the first that reads metadata
-		case "python":
-			return venv(t, "clients", clientPackages...)
-		case "uv":
-			python := venv(t, "clients", clientPackages...)
-			return filepath.Join(filepath.Dir(python), "uv"+filepath.Ext(python))
-		}
-	}
-	if path := os.Getenv(variable); path != "" {
-		return path
-	}
-	if python := os.Getenv("KILN_PYTHON"); python != "" && name != "old-pip" {
-		path := filepath.Join(filepath.Dir(python), name)
-		if runtime.GOOS == "windows" {
-			path += ".exe"
-		}
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
-	}
-	kilntest.Lacking(t, name, "%s is neither beside KILN_PYTHON nor named by %s", name, variable)
-	return ""
-}
 
 // client runs an installer.
 type client struct {
@@ -69,25 +35,20 @@ type client struct {
 func clients(t *testing.T) []client {
 	return []client{
 		{"pip", func(t *testing.T, url string, args ...string) ([]string, error) {
-			return pipDownload(t, tool(t, "python", "KILN_PYTHON"), url, args...)
+			return pipDownload(t, indextest.Tool(t, "python", "KILN_PYTHON"), url, args...)
 		}},
 		{"old-pip", func(t *testing.T, url string, args ...string) ([]string, error) {
-			return pipDownload(t, tool(t, "old-pip", "KILN_OLD_PIP_PYTHON"), url, args...)
+			return pipDownload(t, indextest.Tool(t, "old-pip", "KILN_OLD_PIP_PYTHON"), url, args...)
 		}},
 		{"uv", uvCompile},
 	}
-}
-
-func environment() []string {
-	return append(os.Environ(), "PIP_DISABLE_PIP_VERSION_CHECK=1", "PIP_CONFIG_FILE="+os.DevNull, "PIP_NO_CACHE_DIR=1", "PIP_INDEX_URL=", "PIP_EXTRA_INDEX_URL=",
-		"PYTHONDONTWRITEBYTECODE=1", "PYTHONUTF8=1", "UV_NO_CONFIG=1", "UV_NO_CACHE=1", "NO_COLOR=1", "UV_PYTHON_DOWNLOADS=never")
 }
 
 func pipDownload(t *testing.T, python, url string, args ...string) ([]string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), python, append([]string{"-m", "pip", "-q", "download", "-d", dir, "--no-build-isolation", "--index-url", url}, args...)...)
-	cmd.Env = environment()
+	cmd.Env = indextest.Environment()
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, out)
@@ -106,10 +67,10 @@ func pipDownload(t *testing.T, python, url string, args ...string) ([]string, er
 // uvCompile resolves and installs with uv into a new folder, and returns the files it took.
 func uvCompile(t *testing.T, url string, args ...string) ([]string, error) {
 	t.Helper()
-	uv, python := tool(t, "uv", "KILN_UV"), tool(t, "python", "KILN_PYTHON")
+	uv, python := indextest.Tool(t, "uv", "KILN_UV"), indextest.Tool(t, "python", "KILN_PYTHON")
 	target := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), uv, append([]string{"pip", "install", "-q", "--python", python, "--target", target, "--index-url", url, "--link-mode", "copy"}, args...)...)
-	cmd.Env = environment()
+	cmd.Env = indextest.Environment()
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("%w\n%s", err, out)
@@ -132,22 +93,6 @@ func serve(t *testing.T, dir string) string {
 	server := httptest.NewServer(http.FileServer(http.Dir(dir)))
 	t.Cleanup(server.Close)
 	return server.URL
-}
-
-// dependWheel writes a wheel with requirements.
-func dependWheel(t *testing.T, dir, filename string, requires ...string) index.NewFile {
-	t.Helper()
-	parts := strings.SplitN(filename, "-", 3)
-	metadata := "Metadata-Version: 2.1\nName: " + parts[0] + "\nVersion: " + parts[1] + "\nRequires-Python: >=3.8\n"
-	for _, r := range requires {
-		metadata += "Requires-Dist: " + r + "\n"
-	}
-	path := filepath.Join(dir, filename)
-	data := testWheel(t, filename, map[string]string{parts[0] + "-" + parts[1] + ".dist-info/METADATA": metadata})
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	return index.NewFile{Path: path, UploadTime: day}
 }
 
 // TestWrongWheel: builds of one version for which installers choose the wrong one on a flat page, by
@@ -189,7 +134,7 @@ func TestWrongWheel(t *testing.T) {
 		}
 		var files []index.NewFile
 		for _, build := range test.builds {
-			f := dependWheel(t, dir, name(i, build))
+			f := indextest.DependWheel(t, dir, name(i, build))
 			if !strings.Contains(f.Path, "+") {
 				f.Coordinates = at // nothing in the name says it
 			}
@@ -222,7 +167,7 @@ func TestWrongWheel(t *testing.T) {
 			fetch("/all", right, exact...)
 			for i, test := range tests {
 				// pip needs a second for each; the pages are the same for all.
-				if i < 2 || client.name == "uv" || e2e() {
+				if i < 2 || client.name == "uv" || indextest.E2E() {
 					fetch("/"+test.view, right[i:i+1], projects[i])
 				}
 			}
@@ -234,31 +179,31 @@ func TestWrongWheel(t *testing.T) {
 // builds beside it. Each way of getting the wrong build on a flat page is shown to be one, and beside it is the way
 // that works.
 func TestWrongInstall(t *testing.T) {
-	python := tool(t, "python", "KILN_PYTHON")
+	python := indextest.Tool(t, "python", "KILN_PYTHON")
 	dir := t.TempDir()
 	main, store := openStore(t, t.TempDir()), openStore(t, t.TempDir())
 	publish(t, main,
-		dependWheel(t, dir, "torch-2.8.0-py3-none-any.whl"), dependWheel(t, dir, "torch-2.9.0-py3-none-any.whl"), dependWheel(t, dir, "torch-2.10.0-py3-none-any.whl"),
+		indextest.DependWheel(t, dir, "torch-2.8.0-py3-none-any.whl"), indextest.DependWheel(t, dir, "torch-2.9.0-py3-none-any.whl"), indextest.DependWheel(t, dir, "torch-2.10.0-py3-none-any.whl"),
 		writeSdist(t, dir, "newer", "2.8.4"), writeSdist(t, dir, "same", "2.8.3"))
 	for _, build := range []string{"cu128.torch2.8", "cu128.torch2.9", "cu128.torch2.10", "cu130.torch2.9", "cu130.torch2.10"} {
 		torch := "torch==" + build[strings.Index(build, "torch")+5:] + ".*"
-		publish(t, store, dependWheel(t, dir, "fa-2.8.3+"+build+"-py3-none-any.whl", torch), dependWheel(t, dir, "loose-2.8.3+"+build+"-py3-none-any.whl", "torch"))
+		publish(t, store, indextest.DependWheel(t, dir, "fa-2.8.3+"+build+"-py3-none-any.whl", torch), indextest.DependWheel(t, dir, "loose-2.8.3+"+build+"-py3-none-any.whl", "torch"))
 	}
 	for _, project := range []string{"newer", "same"} {
-		publish(t, store, dependWheel(t, dir, project+"-2.8.3+cu128.torch2.9-py3-none-any.whl", "torch==2.9.*"))
+		publish(t, store, indextest.DependWheel(t, dir, project+"-2.8.3+cu128.torch2.9-py3-none-any.whl", "torch==2.9.*"))
 	}
 	for i, toolkit := range []string{"cu126", "cu128", "cu130"} {
-		f := dependWheel(t, dir, fmt.Sprintf("tagged-2.8.3-%d%s-py3-none-any.whl", i+1, toolkit))
+		f := indextest.DependWheel(t, dir, fmt.Sprintf("tagged-2.8.3-%d%s-py3-none-any.whl", i+1, toolkit))
 		f.Coordinates = index.Coordinates{Toolkit: toolkit, Torch: []string{"2.9"}}
 		publish(t, store, f)
 	}
 	// Names that pip passes over without a word do not get that far.
 	renamed := filepath.Join(dir, "other-1.0+cu128.torch2.9-py3-none-any.whl")
-	if err := os.WriteFile(renamed, testWheel(t, "other-1.0-py3-none-any.whl", nil), 0o644); err != nil {
+	if err := os.WriteFile(renamed, indextest.Wheel(t, "other-1.0-py3-none-any.whl", nil), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	dashed := filepath.Join(dir, "fa-2.8.3+cu128-torch2.9.0-py3-none-any.whl")
-	if err := os.WriteFile(dashed, testWheel(t, "fa-2.8.3+cu128.torch2.9.0-py3-none-any.whl", nil), 0o644); err != nil {
+	if err := os.WriteFile(dashed, indextest.Wheel(t, "fa-2.8.3+cu128.torch2.9.0-py3-none-any.whl", nil), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, problems, err := store.Publish(t.Context(), []index.NewFile{{Path: renamed}, {Path: dashed}}, index.PublishOptions{}); err != nil || len(problems) != 2 {
@@ -315,7 +260,7 @@ func TestWrongInstall(t *testing.T) {
 		{name: "P': exact", quick: true, install: []string{"cu130.torch2.9"}, extra: []string{view}, args: right, want: right},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if !test.quick && !e2e() {
+			if !test.quick && !indextest.E2E() {
 				t.Skip("KILN_E2E does not name index")
 			}
 			installed := []string{torch29}
@@ -328,7 +273,7 @@ func TestWrongInstall(t *testing.T) {
 				args = append(args, "--extra-index-url", extra)
 			}
 			cmd := exec.CommandContext(t.Context(), python, append(args, strings.Fields(test.args)...)...)
-			cmd.Env = environment()
+			cmd.Env = indextest.Environment()
 			out, err := cmd.CombinedOutput()
 			if test.builds != "" {
 				// There is nothing to build it with, but pip had set its mind on it.
@@ -351,7 +296,7 @@ func TestWrongInstall(t *testing.T) {
 func runTool(t *testing.T, program string, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
-	cmd.Env = environment()
+	cmd.Env = indextest.Environment()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, out)
 	}
@@ -414,13 +359,13 @@ func TestInstallers(t *testing.T) {
 		t.Fatal(err)
 	}
 	publish(t, store,
-		dependWheel(t, dir, "fa-1+cu128.torch2.9-py3-none-any.whl", "torch==2.9.*", "einops"),
-		dependWheel(t, dir, "fa-1+cu130.torch2.9-py3-none-any.whl", "torch==2.9.*", "einops"),
-		dependWheel(t, dir, "fa-2+cu128.torch2.10-py3-none-any.whl", "torch==2.10.*", "einops"),
-		dependWheel(t, dir, "torch-2.9.1+cu128-py3-none-any.whl"),
-		dependWheel(t, dir, "torch-2.9.1+cu130-py3-none-any.whl"),
-		dependWheel(t, dir, "einops-0.8-py3-none-any.whl"),
-		dependWheel(t, dir, "einops-0.9-py3-none-any.whl"),
+		indextest.DependWheel(t, dir, "fa-1+cu128.torch2.9-py3-none-any.whl", "torch==2.9.*", "einops"),
+		indextest.DependWheel(t, dir, "fa-1+cu130.torch2.9-py3-none-any.whl", "torch==2.9.*", "einops"),
+		indextest.DependWheel(t, dir, "fa-2+cu128.torch2.10-py3-none-any.whl", "torch==2.10.*", "einops"),
+		indextest.DependWheel(t, dir, "torch-2.9.1+cu128-py3-none-any.whl"),
+		indextest.DependWheel(t, dir, "torch-2.9.1+cu130-py3-none-any.whl"),
+		indextest.DependWheel(t, dir, "einops-0.8-py3-none-any.whl"),
+		indextest.DependWheel(t, dir, "einops-0.9-py3-none-any.whl"),
 	)
 	if err := store.SetProject(t.Context(), "einops", index.Settings{Shared: new(true)}); err != nil {
 		t.Fatal(err)
@@ -484,7 +429,7 @@ func TestInstallers(t *testing.T) {
 		t.Run(client.name, func(t *testing.T) {
 			for _, test := range tests {
 				t.Run(test.name, func(t *testing.T) {
-					if test.uvOnly && client.name != "uv" && !e2e() {
+					if test.uvOnly && client.name != "uv" && !indextest.E2E() {
 						t.Skip("KILN_E2E does not name index")
 					}
 					got, err := client.fetch(t, test.url, test.args...)
@@ -506,12 +451,12 @@ func TestInstallers(t *testing.T) {
 // TestPypiSimple reads pages with a client library that checks them against the standards, in
 // both formats.
 func TestPypiSimple(t *testing.T) {
-	python := tool(t, "python", "KILN_PYTHON")
+	python := indextest.Tool(t, "python", "KILN_PYTHON")
 	if out, err := exec.CommandContext(t.Context(), python, "-c", "import pypi_simple").CombinedOutput(); err != nil {
 		kilntest.Lacking(t, "pypi-simple", "the Python of KILN_PYTHON has no pypi-simple: %s", out)
 	}
 	store := openStore(t, t.TempDir())
-	publish(t, store, writeWheels(t, fa128, fa130)...)
+	publish(t, store, indextest.Wheels(t, fa128, fa130)...)
 	if _, err := store.Yank(t.Context(), "flash-attn", func(f *index.File) bool { return f.Filename == fa130 }, `a "reason" <b>`, false); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,8 @@
 package index
 
-import "context"
+import (
+	"context"
+)
 
 // SetFault makes f be asked before every change to a file.
 func (s *Store) SetFault(f func(path string) error) { s.fault = f }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/indextest"
 )
 
 // TestFault ends every kind of change before each single file that it would write, replace or remove. At
@@ -21,7 +22,7 @@ import (
 func TestFault(t *testing.T) {
 	base := t.TempDir()
 	store := openStore(t, base)
-	publish(t, store, writeWheels(t, fa128, fa130, pure)...)
+	publish(t, store, indextest.Wheels(t, fa128, fa130, pure)...)
 	if err := store.SetProject(t.Context(), "einops", index.Settings{Shared: new(true)}); err != nil {
 		t.Fatal(err)
 	}
@@ -33,8 +34,8 @@ func TestFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, _ := snapshot(t, base)
-	newer := writeWheels(t, "flash_attn-2.8.4+cu130.torch2.10-cp312-cp312-linux_x86_64.whl", xf128)
-	other := writeWheels(t, "other-1+cu128.torch2.9-py3-none-any.whl")
+	newer := indextest.Wheels(t, "flash_attn-2.8.4+cu130.torch2.10-cp312-cp312-linux_x86_64.whl", xf128)
+	other := indextest.Wheels(t, "other-1+cu128.torch2.9-py3-none-any.whl")
 
 	type change = func(ctx context.Context, s *index.Store) error
 	add := func(files []index.NewFile) change {
@@ -119,7 +120,7 @@ func TestFault(t *testing.T) {
 				}
 				checkListed(t, dir)
 				found, _ := snapshot(t, dir)
-				for _, then := range then[:scale(1, 3)] {
+				for _, then := range then[:indextest.Scale(1, 3)] {
 					dir := memoryDir(t)
 					restore(t, dir, found)
 					s := openStore(t, dir)
@@ -140,7 +141,7 @@ func TestFault(t *testing.T) {
 // TestIncremental makes changes at random, some of which are cut short. Only pages that change are written; after each
 // change they are all those of the catalog.
 func TestIncremental(t *testing.T) {
-	for seed := range uint64(scale(8, 200)) {
+	for seed := range uint64(indextest.Scale(8, 200)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(seed, 0))
@@ -190,9 +191,9 @@ func TestNameReturns(t *testing.T) {
 			t.Errorf("page of one at the short name: %v, want it there: %v", err, want)
 		}
 	}
-	publish(t, store, writeWheels(t, "one-1+cu128.torch2.11-py3-none-any.whl")...)
+	publish(t, store, indextest.Wheels(t, "one-1+cu128.torch2.11-py3-none-any.whl")...)
 	short(true)
-	publish(t, store, writeWheels(t, "two-1+cu128.torch21.1-py3-none-any.whl")...)
+	publish(t, store, indextest.Wheels(t, "two-1+cu128.torch21.1-py3-none-any.whl")...)
 	short(false)
 	if _, err := store.Remove(t.Context(), "two", func(*index.File) bool { return true }); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,15 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/wheel"
+)
+
+// The media types of the simple API (PEP 691).
+const (
+	TypeJSON = "application/vnd.pypi.simple.v1+json"
+	TypeHTML = "application/vnd.pypi.simple.v1+html"
+	TypeText = "text/html"
 )
 
 // apiVersion is the version of the simple repository API that pages follow. HTML will
@@ -639,7 +647,8 @@ func (c *Catalog) AppendCatalog(dst []byte) []byte {
 
 func newCatalogView(path string, aliases []string) catalogView {
 	at, _ := parseViewPath(path)
-	return catalogView{Path: path, Toolkit: at.toolkit, CUDA: cudaVersion(at.toolkit), Torch: at.torch, Aliases: aliases}
+	cuda, _ := compat.ParseToolkitTag(at.toolkit)
+	return catalogView{Path: path, Toolkit: at.toolkit, CUDA: cuda, Torch: at.torch, Aliases: aliases}
 }
 
 func (v *catalogView) add(project string, s viewSummary) {

@@ -81,7 +81,7 @@ func (c *scanCache) get(name string, info fs.FileInfo) (knownFile, bool) {
 	if !ok || line.size != info.Size() || line.time != info.ModTime().UnixNano() {
 		return knownFile{}, false
 	}
-	project, _, err := splitName(name)
+	project, _, err := ParseName(name)
 	if err != nil {
 		return knownFile{}, false
 	}

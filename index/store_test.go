@@ -23,9 +23,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/indextest"
 )
 
-var day = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
+var day = indextest.Day
 
 func openStore(t testing.TB, dir string) *index.Store {
 	t.Helper()
@@ -34,20 +35,6 @@ func openStore(t testing.TB, dir string) *index.Store {
 		t.Fatal(err)
 	}
 	return store
-}
-
-// writeWheels makes wheels in a new folder and returns what Publish takes.
-func writeWheels(t testing.TB, names ...string) (files []index.NewFile) {
-	t.Helper()
-	dir := t.TempDir()
-	for _, name := range names {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, testWheel(t, name, nil), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, index.NewFile{Path: path, UploadTime: day})
-	}
-	return files
 }
 
 func publish(t testing.TB, store *index.Store, files ...index.NewFile) {
@@ -155,7 +142,7 @@ const (
 
 func TestPublish(t *testing.T) {
 	store := openStore(t, filepath.Join(t.TempDir(), "not", "there", "yet"))
-	files := writeWheels(t, fa128, fa130, pure)
+	files := indextest.Wheels(t, fa128, fa130, pure)
 	changes, problems, err := store.Publish(t.Context(), files, index.PublishOptions{})
 	if err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
@@ -186,7 +173,7 @@ func TestPublish(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish(t, store, writeWheels(t, xf128)...)
+	publish(t, store, indextest.Wheels(t, xf128)...)
 	second, err := reader.Catalog(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -204,9 +191,9 @@ func TestPublish(t *testing.T) {
 
 func TestPublishedIsPublished(t *testing.T) {
 	store := openStore(t, t.TempDir())
-	publish(t, store, writeWheels(t, fa128)...)
+	publish(t, store, indextest.Wheels(t, fa128)...)
 	other := filepath.Join(t.TempDir(), fa128)
-	if err := os.WriteFile(other, testWheel(t, fa128, map[string]string{"more.py": "1"}), 0o644); err != nil {
+	if err := os.WriteFile(other, indextest.Wheel(t, fa128, map[string]string{"more.py": "1"}), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	_, problems, err := store.Publish(t.Context(), []index.NewFile{{Path: other}}, index.PublishOptions{})
@@ -216,7 +203,7 @@ func TestPublishedIsPublished(t *testing.T) {
 	if _, err := store.Remove(t.Context(), "flash-attn", func(*index.File) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
-	for _, again := range [][]index.NewFile{{{Path: other}}, writeWheels(t, fa128)} {
+	for _, again := range [][]index.NewFile{{{Path: other}}, indextest.Wheels(t, fa128)} {
 		_, problems, err = store.Publish(t.Context(), again, index.PublishOptions{})
 		if err != nil || len(problems) != 1 || !errors.Is(problems[0].Err, index.ErrExists) {
 			t.Errorf("a removed name was used again: %v %v", err, problems)
@@ -232,7 +219,7 @@ func TestPublishedIsPublished(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	good := testWheel(t, fa128, nil)
+	good := indextest.Wheel(t, fa128, nil)
 	info := "flash_attn-2.8.3+cu128.torch2.9.dist-info/"
 	tests := []struct {
 		name, filename string
@@ -242,14 +229,14 @@ func TestRefused(t *testing.T) {
 		{"dash in the label", "flash_attn-2.8.3+cu128-torch2.9.0-cp312-cp312-linux_x86_64.whl", good, "'-' inside the local version"},
 		{"markup", "fa-1.0-py3-none-a<b>.whl", good, "character"},
 		{"no zip", fa128, []byte("hello"), "not a ZIP"},
-		{"label in the file name only", fa128, testWheel(t, "flash_attn-2.8.3-cp312-cp312-linux_x86_64.whl", nil), "2.8.3"},
+		{"label in the file name only", fa128, indextest.Wheel(t, "flash_attn-2.8.3-cp312-cp312-linux_x86_64.whl", nil), "2.8.3"},
 		{"other project", "xformers-2.8.3+cu128.torch2.9-cp312-cp312-linux_x86_64.whl", good, "flash"},
 		{"prepended data", fa128, append([]byte("x"), good...), ""},
 		{"truncated", fa128, good[:len(good)-30], ""},
-		{"requires python", fa128, testWheel(t, fa128, map[string]string{info + "METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3+cu128.torch2.9\nRequires-Python: >=3.9 \u202e\n"}), "Requires-Python"},
-		{"not in RECORD", fa128, testZip(t, map[string]string{"x.py": "", info + "METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3+cu128.torch2.9\n", info + "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: cp312-cp312-linux_x86_64\n", info + "RECORD": ""}), "RECORD"},
-		{"zip slip", fa128, testWheel(t, fa128, map[string]string{"../../x": "1"}), ".."},
-		{"a device", "nul-1.0-py3-none-any.whl", testWheel(t, "fa-1.0-py3-none-any.whl", nil), "device"},
+		{"requires python", fa128, indextest.Wheel(t, fa128, map[string]string{info + "METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3+cu128.torch2.9\nRequires-Python: >=3.9 \u202e\n"}), "Requires-Python"},
+		{"not in RECORD", fa128, indextest.Zip(t, map[string]string{"x.py": "", info + "METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3+cu128.torch2.9\n", info + "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: cp312-cp312-linux_x86_64\n", info + "RECORD": ""}), "RECORD"},
+		{"zip slip", fa128, indextest.Wheel(t, fa128, map[string]string{"../../x": "1"}), ".."},
+		{"a device", "nul-1.0-py3-none-any.whl", indextest.Wheel(t, "fa-1.0-py3-none-any.whl", nil), "device"},
 		{"sdist without PKG-INFO", "fa-1.0.tar.gz", []byte("\x1f\x8b"), "gzip"},
 	}
 	for _, test := range tests {
@@ -277,8 +264,8 @@ func TestRefused(t *testing.T) {
 // and allowed once the first is yanked.
 func TestLabelConflict(t *testing.T) {
 	store := openStore(t, t.TempDir())
-	publish(t, store, writeWheels(t, fa128)...)
-	second := writeWheels(t, "flash_attn-2.8.3+cu128.torch2.9.1-cp312-cp312-linux_x86_64.whl")
+	publish(t, store, indextest.Wheels(t, fa128)...)
+	second := indextest.Wheels(t, "flash_attn-2.8.3+cu128.torch2.9.1-cp312-cp312-linux_x86_64.whl")
 	_, problems, err := store.Publish(t.Context(), second, index.PublishOptions{})
 	if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Error(), "view cu128/torch2.9 has this build already") {
 		t.Fatal(err, problems)
@@ -293,7 +280,7 @@ func TestLabelConflict(t *testing.T) {
 // TestStrict: with one bad file nothing is published; without strict, the others are.
 func TestStrict(t *testing.T) {
 	store := openStore(t, t.TempDir())
-	files := writeWheels(t, fa128, fa130)
+	files := indextest.Wheels(t, fa128, fa130)
 	if err := os.WriteFile(files[0].Path, []byte("damaged"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -309,9 +296,9 @@ func TestStrict(t *testing.T) {
 // TestOnlyPagesConcerned: a change writes the pages of its project, in its views, and nothing else.
 func TestOnlyPagesConcerned(t *testing.T) {
 	store := openStore(t, t.TempDir())
-	publish(t, store, writeWheels(t, fa128, fa130, xf128, pure)...)
+	publish(t, store, indextest.Wheels(t, fa128, fa130, xf128, pure)...)
 	_, before := snapshot(t, store.Dir())
-	publish(t, store, writeWheels(t, "flash_attn-2.8.4+cu130.torch2.9-cp312-cp312-linux_x86_64.whl")...)
+	publish(t, store, indextest.Wheels(t, "flash_attn-2.8.4+cu130.torch2.9-cp312-cp312-linux_x86_64.whl")...)
 	after, times := snapshot(t, store.Dir())
 	var changed []string
 	for path := range after {
@@ -337,7 +324,7 @@ func TestOnlyPagesConcerned(t *testing.T) {
 func TestReproducible(t *testing.T) {
 	names := []string{fa128, fa130, fa2810, xf128, pure, "flash_attn-2.8.1+cpu-cp312-cp312-linux_x86_64.whl"}
 	config := index.Config{Default: index.Coordinates{Toolkit: "cu128", Torch: []string{"2.9"}}, Aliases: true}
-	files := writeWheels(t, names...)
+	files := indextest.Wheels(t, names...)
 	once := openStore(t, t.TempDir())
 	if _, _, err := once.Publish(t.Context(), files, index.PublishOptions{Config: &config}); err != nil {
 		t.Fatal(err)
@@ -347,11 +334,11 @@ func TestReproducible(t *testing.T) {
 	for _, i := range rng.Perm(len(files)) {
 		publish(t, oneByOne, files[i])
 	}
-	publish(t, oneByOne, writeWheels(t, "gone-1+cu121.torch2.1-py3-none-any.whl")...)
+	publish(t, oneByOne, indextest.Wheels(t, "gone-1+cu121.torch2.1-py3-none-any.whl")...)
 	if _, err := oneByOne.Remove(t.Context(), "gone", func(*index.File) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
-	publish(t, once, writeWheels(t, "gone-1+cu121.torch2.1-py3-none-any.whl")...)
+	publish(t, once, indextest.Wheels(t, "gone-1+cu121.torch2.1-py3-none-any.whl")...)
 	if _, err := once.Remove(t.Context(), "gone", func(*index.File) bool { return true }); err != nil {
 		t.Fatal(err)
 	}
@@ -373,7 +360,7 @@ func TestReproducible(t *testing.T) {
 // TestSettings: what is set changes pages, also of a project without files.
 func TestSettings(t *testing.T) {
 	store := openStore(t, t.TempDir())
-	publish(t, store, writeWheels(t, fa128, fa130, fa2810, pure)...)
+	publish(t, store, indextest.Wheels(t, fa128, fa130, fa2810, pure)...)
 	ctx := t.Context()
 	steps := []struct {
 		name string
@@ -390,7 +377,7 @@ func TestSettings(t *testing.T) {
 		}, "", "flash-attn", []string{fa130}},
 		{"shared", func() error { return store.SetProject(ctx, "einops", index.Settings{Shared: new(true)}) }, "cu128/torch2.10", "einops", []string{pure}},
 		{"new view has the shared one too", func() error {
-			_, _, err := store.Publish(ctx, writeWheels(t, "flash_attn-2.8.3+rocm6.4.torch2.9-cp312-cp312-linux_x86_64.whl"), index.PublishOptions{})
+			_, _, err := store.Publish(ctx, indextest.Wheels(t, "flash_attn-2.8.3+rocm6.4.torch2.9-cp312-cp312-linux_x86_64.whl"), index.PublishOptions{})
 			return err
 		}, "rocm6.4/torch2.9", "einops", []string{pure}},
 		{"quarantined", func() error {
@@ -423,14 +410,14 @@ func TestSettings(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(store.Dir(), "cu128-torch29")); err == nil {
 		t.Error("an alias is left")
 	}
-	_, problems, err := store.Publish(ctx, writeWheels(t, "other-1-py3-none-any.whl"), index.PublishOptions{})
+	_, problems, err := store.Publish(ctx, indextest.Wheels(t, "other-1-py3-none-any.whl"), index.PublishOptions{})
 	if err != nil || problems != nil {
 		t.Fatal(err, problems)
 	}
 	if err := store.SetProject(ctx, "other", index.Settings{Status: new(index.Archived)}); err != nil {
 		t.Fatal(err)
 	}
-	_, problems, _ = store.Publish(ctx, writeWheels(t, "other-2-py3-none-any.whl"), index.PublishOptions{})
+	_, problems, _ = store.Publish(ctx, indextest.Wheels(t, "other-2-py3-none-any.whl"), index.PublishOptions{})
 	if len(problems) != 1 || !errors.Is(problems[0].Err, index.ErrClosed) {
 		t.Errorf("an archived project took a file: %v", problems)
 	}
@@ -445,7 +432,7 @@ func TestPublishDir(t *testing.T) {
 	wheels, store := t.TempDir(), openStore(t, t.TempDir())
 	write := func(name string) {
 		path := filepath.Join(wheels, name)
-		if err := os.WriteFile(path, testWheel(t, name, nil), 0o644); err != nil {
+		if err := os.WriteFile(path, indextest.Wheel(t, name, nil), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Chtimes(path, day, day); err != nil {
@@ -507,7 +494,7 @@ func TestPublishDir(t *testing.T) {
 // TestCheck finds and repairs what somebody did to the folder.
 func TestCheck(t *testing.T) {
 	store := openStore(t, t.TempDir())
-	publish(t, store, writeWheels(t, fa128, fa130, pure)...)
+	publish(t, store, indextest.Wheels(t, fa128, fa130, pure)...)
 	c, err := store.Catalog(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -562,7 +549,7 @@ func TestCheck(t *testing.T) {
 func TestCutLog(t *testing.T) {
 	base := t.TempDir()
 	store := openStore(t, base)
-	publish(t, store, writeWheels(t, fa128, pure)...)
+	publish(t, store, indextest.Wheels(t, fa128, pure)...)
 	statePath, logPath := filepath.Join(base, ".kiln", "projects"), filepath.Join(base, ".kiln", "catalog-000001.jsonl")
 	state, err := os.ReadFile(statePath)
 	if err != nil {
@@ -572,13 +559,13 @@ func TestCutLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish(t, store, writeWheels(t, fa130, xf128)...)
+	publish(t, store, indextest.Wheels(t, fa130, xf128)...)
 	whole, err := os.ReadFile(logPath)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tree, _ := snapshot(t, base)
-	last := writeWheels(t, "last-1-py3-none-any.whl")
+	last := indextest.Wheels(t, "last-1-py3-none-any.whl")
 	for cut := int(short.Size()); cut <= len(whole); cut += 97 {
 		dir := t.TempDir()
 		for rel, data := range tree {
@@ -621,7 +608,7 @@ func TestTwoWriters(t *testing.T) {
 		for i := range each {
 			names = append(names, fmt.Sprintf("p%d-%d+cu128.torch2.%d-py3-none-any.whl", i%2, w*each+i, w))
 		}
-		files[w] = writeWheels(t, names...)
+		files[w] = indextest.Wheels(t, names...)
 	}
 	var wg sync.WaitGroup
 	for w := range writers {
@@ -661,13 +648,13 @@ func publisher() int {
 // TestKill: a publisher is killed again and again. Whenever that happens, every listed file exists and
 // has its hash, and in the end everything is published.
 func TestKill(t *testing.T) {
-	wheels, kills := scale(16, 100), scale(6, 100)
+	wheels, kills := indextest.Scale(16, 100), indextest.Scale(6, 100)
 	dir := t.TempDir()
 	var names []string
 	for i := range wheels {
 		names = append(names, fmt.Sprintf("p%d-%d+cu12%d.torch2.9-py3-none-any.whl", i%3, i, i%4))
 	}
-	source := filepath.Dir(writeWheels(t, names...)[0].Path)
+	source := filepath.Dir(indextest.Wheels(t, names...)[0].Path)
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))
 	killed := 0
 	for round := 0; ; round++ {
@@ -734,7 +721,7 @@ func checkListed(t *testing.T, dir string) {
 // TestCompaction: the log does not grow without bound, and readers follow it to its new name.
 func TestCompaction(t *testing.T) {
 	store := openStore(t, t.TempDir())
-	if _, problems, err := store.PublishListed(t.Context(), manyFiles(1000), index.PublishOptions{}); err != nil || problems != nil {
+	if _, problems, err := store.PublishListed(t.Context(), indextest.ManyFiles(1000), index.PublishOptions{}); err != nil || problems != nil {
 		t.Fatal(err, problems)
 	}
 	reader := openStore(t, store.Dir())

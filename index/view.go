@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kiln-build/kiln/compat"
 )
 
 // Coordinates say for which toolkit and torch versions a file was built.
@@ -156,21 +158,6 @@ func leading(s string, is func(byte) bool) string {
 
 func isLetter(c byte) bool { return 'a' <= c && c <= 'z' }
 func isDigit(c byte) bool  { return '0' <= c && c <= '9' }
-
-// cudaVersion returns the version of a CUDA toolkit name: 12.8 for cu128, 9.2 for cu92, 12 for
-// cu12, and "" for anything else.
-func cudaVersion(toolkit string) string {
-	n, ok := strings.CutPrefix(toolkit, "cu")
-	switch {
-	case !ok:
-		return ""
-	case len(n) > 2:
-		return n[:2] + "." + n[2:]
-	case len(n) == 2 && n[0] >= '7':
-		return n[:1] + "." + n[1:]
-	}
-	return n
-}
 
 // combination is a toolkit and a torch version, which have a view.
 type combination struct{ toolkit, torch string }
@@ -544,4 +531,33 @@ func pythonVersion(tag string) string {
 		return tag
 	}
 	return tag[2:3] + "." + tag[3:]
+}
+
+// ToolkitName writes a toolkit as people do: "CUDA 12.8" for cu128, "ROCm 6.4", "CPU".
+func ToolkitName(toolkit string) string {
+	cuda, rocm := compat.ParseToolkitTag(toolkit)
+	switch {
+	case cuda != "":
+		return "CUDA " + cuda
+	case rocm != "":
+		return "ROCm " + rocm
+	case toolkit == "cpu":
+		return "CPU"
+	case toolkit == "xpu":
+		return "Intel XPU"
+	}
+	return toolkit
+}
+
+// PythonName writes a Python tag as people do: "3.12" for cp312, "3" for py3.
+func PythonName(tag string) string {
+	for _, prefix := range []string{"cp", "py"} {
+		if digits, ok := strings.CutPrefix(tag, prefix); ok && digits != "" && strings.Trim(digits, "0123456789") == "" {
+			if len(digits) == 1 {
+				return digits
+			}
+			return digits[:1] + "." + digits[1:]
+		}
+	}
+	return tag
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/publish/publishtest"
 )
@@ -112,15 +113,15 @@ func TestKiln(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tokens, err := index.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
+		tokens, err := serve.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		secret, _, err := tokens.Create(t.Context(), index.NewToken{Projects: []string{"*"}})
+		secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		server, err := index.NewServer(t.Context(), store, index.ServerOptions{Tokens: tokens})
+		server, err := serve.New(t.Context(), store, serve.Options{Tokens: tokens})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/pick"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -37,7 +38,7 @@ type pickFlags struct {
 	noProbe     bool
 	interpreter string
 	machineFile string
-	machine     index.Machine // what flags say
+	machine     pick.Machine // what flags say
 	gpus        []string
 	cuda        string
 }
@@ -82,12 +83,12 @@ found, to answer for another machine; with --no-probe they are all that is known
 type pickResult struct {
 	Project string         `json:"project"`
 	Index   string         `json:"index"`
-	Machine index.Machine  `json:"machine"`
-	Best    *index.Choice  `json:"best"`
+	Machine pick.Machine   `json:"machine"`
+	Best    *pick.Choice   `json:"best"`
 	URL     string         `json:"url,omitempty"`
 	SHA256  string         `json:"sha256,omitempty"`
 	Install *index.Install `json:"install,omitempty"`
-	*index.Picked
+	*pick.Result
 }
 
 func (a *app) pick(ctx context.Context, arg string, f pickFlags) error {
@@ -106,11 +107,11 @@ func (a *app) pick(ctx context.Context, arg string, f pickFlags) error {
 	if err != nil {
 		return err
 	}
-	picked, err := index.Pick(files, machine, index.PickOptions{Specifier: req.Specifier, Prereleases: f.pre})
+	picked, err := pick.Rank(files, machine, pick.Options{Specifier: req.Specifier, Prereleases: f.pre})
 	if err != nil {
 		return err
 	}
-	result := pickResult{Project: req.Name, Index: f.index, Machine: machine, Best: picked.Best(), Picked: picked}
+	result := pickResult{Project: req.Name, Index: f.index, Machine: machine, Best: picked.Best(), Result: picked}
 	if best := result.Best; best != nil {
 		torch := ""
 		if v, err := wheel.ParseVersion(machine.Torch); err == nil {
@@ -137,7 +138,7 @@ func (a *app) pick(ctx context.Context, arg string, f pickFlags) error {
 }
 
 // noFit is the one thing that does not fit.
-func noFit(project string, p *index.Picked) error {
+func noFit(project string, p *pick.Result) error {
 	if len(p.Near) == 0 {
 		return fmt.Errorf("%s has no files in this index", project)
 	}
@@ -177,7 +178,7 @@ func (a *app) printPick(r pickResult, explain bool) error {
 }
 
 // describeMachine says in one line what was found.
-func describeMachine(m index.Machine) string {
+func describeMachine(m pick.Machine) string {
 	parts := []string{strings.TrimSpace(m.OS + " " + m.Arch)}
 	add := func(name, value string) {
 		if value != "" {
@@ -251,15 +252,15 @@ func (a *app) pickFiles(ctx context.Context, where, project string) ([]*index.Fi
 }
 
 // pickMachine probes the machine and applies the flags.
-func (a *app) pickMachine(ctx context.Context, f pickFlags) (index.Machine, error) {
-	var m index.Machine
+func (a *app) pickMachine(ctx context.Context, f pickFlags) (pick.Machine, error) {
+	var m pick.Machine
 	switch {
 	case f.machineFile != "":
 		data, err := readFileOrStdin(a, f.machineFile)
 		if err != nil {
 			return m, fmt.Errorf("--machine: %w", err)
 		}
-		var file struct{ Machine *index.Machine }
+		var file struct{ Machine *pick.Machine }
 		file.Machine = &m
 		if err := json.Unmarshal(data, &file); err == nil && file.Machine != nil && file.Machine.OS == "" {
 			err = json.Unmarshal(data, &m) // the object itself, not the whole output
@@ -288,7 +289,7 @@ func readFileOrStdin(a *app, name string) ([]byte, error) {
 }
 
 // apply replaces what is known of a machine with what the flags say.
-func (f pickFlags) apply(m index.Machine) (index.Machine, error) {
+func (f pickFlags) apply(m pick.Machine) (pick.Machine, error) {
 	if f.machine.OS != "" && f.machine.OS != m.OS { // the C library is another too
 		m.Glibc, m.Musl, m.MacOS, m.Arch = "", "", "", ""
 	}
@@ -320,7 +321,7 @@ func (f pickFlags) apply(m index.Machine) (index.Machine, error) {
 			if _, err := compat.ParseCC(g); err != nil && !strings.HasPrefix(g, "gfx") {
 				return m, fmt.Errorf("--gpu: %w", err)
 			}
-			m.GPUs = append(m.GPUs, index.MachineGPU{Arch: g})
+			m.GPUs = append(m.GPUs, pick.GPU{Arch: g})
 		}
 		if f.machine.Driver == "" {
 			m.NoDriver = false
@@ -336,7 +337,7 @@ func (f pickFlags) apply(m index.Machine) (index.Machine, error) {
 }
 
 // torchABI looks up with which C++ ABI a release of torch was built.
-func torchABI(m index.Machine) string {
+func torchABI(m pick.Machine) string {
 	v, err := wheel.ParseVersion(m.Torch)
 	if err != nil || m.OS == "windows" {
 		return ""
@@ -393,8 +394,8 @@ func runCommand(ctx context.Context, name string, args ...string) ([]byte, error
 }
 
 // machine never fails: what cannot be found out stays empty.
-func (p prober) machine(ctx context.Context, interpreter string) index.Machine {
-	m := index.Machine{
+func (p prober) machine(ctx context.Context, interpreter string) pick.Machine {
+	m := pick.Machine{
 		OS:   map[string]string{"darwin": "macos"}[p.goos],
 		Arch: map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[p.goarch],
 	}
@@ -432,7 +433,7 @@ except Exception:
 print(json.dumps(out))
 `
 
-func (p prober) python(ctx context.Context, m *index.Machine, interpreter string) {
+func (p prober) python(ctx context.Context, m *pick.Machine, interpreter string) {
 	candidates := []string{"python3", "python"}
 	if interpreter != "" {
 		candidates = []string{interpreter}
@@ -442,7 +443,7 @@ func (p prober) python(ctx context.Context, m *index.Machine, interpreter string
 		if err != nil {
 			continue
 		}
-		var found index.Machine
+		var found pick.Machine
 		if json.Unmarshal(out, &found) != nil || found.Python == "" {
 			continue
 		}
@@ -463,7 +464,7 @@ var (
 )
 
 // libc asks the loader for the C library where Python did not say.
-func (p prober) libc(ctx context.Context, m *index.Machine) {
+func (p prober) libc(ctx context.Context, m *pick.Machine) {
 	out, err := p.run(ctx, "ldd", "--version")
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		out = append(out, exit.Stderr...) // musl's way
@@ -476,7 +477,7 @@ func (p prober) libc(ctx context.Context, m *index.Machine) {
 }
 
 // nvidia finds the driver and its GPUs.
-func (p prober) nvidia(ctx context.Context, m *index.Machine) {
+func (p prober) nvidia(ctx context.Context, m *pick.Machine) {
 	if text, err := p.readFile("/proc/driver/nvidia/version"); err == nil {
 		if found := driverVersion.FindSubmatch(text); found != nil {
 			m.Driver = string(found[1])
@@ -490,7 +491,7 @@ func (p prober) nvidia(ctx context.Context, m *index.Machine) {
 				continue
 			}
 			if _, err := compat.ParseCC(fields[1]); err == nil {
-				m.GPUs = append(m.GPUs, index.MachineGPU{Name: fields[0], Arch: fields[1]})
+				m.GPUs = append(m.GPUs, pick.GPU{Name: fields[0], Arch: fields[1]})
 			}
 			m.Driver = cmp.Or(m.Driver, fields[2])
 		}
@@ -509,7 +510,7 @@ func (p prober) nvidia(ctx context.Context, m *index.Machine) {
 }
 
 // amd reads the targets of AMD GPUs from the kernel: 90010 is gfx90a.
-func (p prober) amd(m *index.Machine) {
+func (p prober) amd(m *pick.Machine) {
 	files, err := p.glob("/sys/class/kfd/kfd/topology/nodes/*/properties")
 	if err != nil {
 		return
@@ -527,6 +528,6 @@ func (p prober) amd(m *index.Machine) {
 		if err != nil || n == 0 { // a CPU
 			continue
 		}
-		m.GPUs = append(m.GPUs, index.MachineGPU{Arch: fmt.Sprintf("gfx%d%x%x", n/10000, n/100%100, n%100)})
+		m.GPUs = append(m.GPUs, pick.GPU{Arch: fmt.Sprintf("gfx%d%x%x", n/10000, n/100%100, n%100)})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/pick"
 )
 
 // fakeMachine answers a prober with fixed texts.
@@ -65,10 +66,10 @@ const gpuQuery = "nvidia-smi --query-gpu=name,compute_cap,driver_version"
 func TestProbe(t *testing.T) {
 	tests := map[string]struct {
 		machine fakeMachine
-		want    index.Machine
+		want    pick.Machine
 	}{
 		"nothing": {
-			want: index.Machine{OS: "linux", Arch: "x86_64", NoDriver: true},
+			want: pick.Machine{OS: "linux", Arch: "x86_64", NoDriver: true},
 		},
 		"workstation": {
 			machine: fakeMachine{
@@ -79,9 +80,9 @@ func TestProbe(t *testing.T) {
 				},
 				files: map[string]string{"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\n"},
 			},
-			want: index.Machine{
+			want: pick.Machine{
 				OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12.4", Torch: "2.9.0+cu128", TorchCUDA: "12.8", Driver: "570.86.10", DriverCUDA: "12.8",
-				GPUs: []index.MachineGPU{{Name: "NVIDIA H100 80GB HBM3", Arch: "9.0"}, {Name: "NVIDIA H100 80GB HBM3", Arch: "9.0"}},
+				GPUs: []pick.GPU{{Name: "NVIDIA H100 80GB HBM3", Arch: "9.0"}, {Name: "NVIDIA H100 80GB HBM3", Arch: "9.0"}},
 			},
 		},
 		"driver without its tool": {
@@ -89,21 +90,21 @@ func TestProbe(t *testing.T) {
 				commands: map[string]string{"python probe": `{"python": "3.13.1", "free_threaded": true}`, "ldd --version": "ldd (Debian GLIBC 2.36-9+deb12u10) 2.36\n"},
 				files:    map[string]string{"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n"},
 			},
-			want: index.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.13.1", FreeThreaded: true, Driver: "580.65.06", DriverCUDA: "13.0"},
+			want: pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.13.1", FreeThreaded: true, Driver: "580.65.06", DriverCUDA: "13.0"},
 		},
 		"AMD": {
 			machine: fakeMachine{files: map[string]string{
 				"/sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 64\ngfx_target_version 0\n",
 				"/sys/class/kfd/kfd/topology/nodes/1/properties": "simd_count 304\ngfx_target_version 90010\n",
 			}},
-			want: index.Machine{OS: "linux", Arch: "x86_64", NoDriver: true, GPUs: []index.MachineGPU{{Arch: "gfx90a"}}},
+			want: pick.Machine{OS: "linux", Arch: "x86_64", NoDriver: true, GPUs: []pick.GPU{{Arch: "gfx90a"}}},
 		},
 		"no answer that makes sense": {
 			machine: fakeMachine{
 				commands: map[string]string{"python3 probe": "hello", gpuQuery: "Failed to initialize NVML: Driver/library version mismatch\n", "ldd --version": "?"},
 				files:    map[string]string{"/proc/driver/nvidia/version": "?"},
 			},
-			want: index.Machine{OS: "linux", Arch: "x86_64", NoDriver: true},
+			want: pick.Machine{OS: "linux", Arch: "x86_64", NoDriver: true},
 		},
 	}
 	for name, test := range tests {
@@ -129,22 +130,22 @@ func TestProbeThis(t *testing.T) {
 }
 
 func TestPickFlags(t *testing.T) {
-	base := index.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", Torch: "2.8.0+cu126", TorchCUDA: "12.6", NoDriver: true}
+	base := pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", Torch: "2.8.0+cu126", TorchCUDA: "12.6", NoDriver: true}
 	tests := map[string]struct {
 		flags pickFlags
-		want  index.Machine
+		want  pick.Machine
 	}{
 		"another torch and GPU": {
-			flags: pickFlags{machine: index.Machine{Torch: "2.9.0+cu128", Python: "3.13t"}, gpus: []string{"9.0"}},
-			want:  index.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.13", FreeThreaded: true, Torch: "2.9.0+cu128", TorchABI: "TRUE", GPUs: []index.MachineGPU{{Arch: "9.0"}}},
+			flags: pickFlags{machine: pick.Machine{Torch: "2.9.0+cu128", Python: "3.13t"}, gpus: []string{"9.0"}},
+			want:  pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.13", FreeThreaded: true, Torch: "2.9.0+cu128", TorchABI: "TRUE", GPUs: []pick.GPU{{Arch: "9.0"}}},
 		},
 		"no torch": {
-			flags: pickFlags{machine: index.Machine{Torch: "none"}, cuda: "12.8"},
-			want:  index.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", NoDriver: true, Toolkit: "cu128"},
+			flags: pickFlags{machine: pick.Machine{Torch: "none"}, cuda: "12.8"},
+			want:  pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", NoDriver: true, Toolkit: "cu128"},
 		},
 		"windows": {
-			flags: pickFlags{machine: index.Machine{OS: "windows", Driver: "580.88", Torch: "none"}, cuda: "cpu"},
-			want:  index.Machine{OS: "windows", Python: "3.11.2", Driver: "580.88", DriverCUDA: "13.0", Toolkit: "cpu"},
+			flags: pickFlags{machine: pick.Machine{OS: "windows", Driver: "580.88", Torch: "none"}, cuda: "cpu"},
+			want:  pick.Machine{OS: "windows", Python: "3.11.2", Driver: "580.88", DriverCUDA: "13.0", Toolkit: "cpu"},
 		},
 	}
 	for name, test := range tests {
@@ -175,37 +176,37 @@ func TestPickOutput(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	pick := func(f pickFlags) (string, string, error) {
+	run := func(f pickFlags) (string, string, error) {
 		var stdout, stderr bytes.Buffer
 		a := &app{stdin: strings.NewReader(""), stdout: &stdout, stderr: &stderr}
 		f.index, f.noProbe = server.URL, true
 		err := a.pick(t.Context(), "fa", f)
 		return stdout.String(), stderr.String(), err
 	}
-	machine := index.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12", Torch: "2.9.0+cu128"}
+	machine := pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12", Torch: "2.9.0+cu128"}
 	line := "pip install fa==1.0+cu128.torch2.9 --only-binary fa --extra-index-url " + server.URL + "/cu128/torch2.9/simple/\n"
-	out, _, err := pick(pickFlags{machine: machine, gpus: []string{"9.0"}})
+	out, _, err := run(pickFlags{machine: machine, gpus: []string{"9.0"}})
 	if err != nil || out != line {
 		t.Errorf("%v\n%s", err, out)
 	}
-	out, _, err = pick(pickFlags{machine: machine, explain: true})
+	out, _, err = run(pickFlags{machine: machine, explain: true})
 	want := "machine   linux x86_64, glibc 2.39, Python 3.12, torch 2.9.0+cu128, C++11 ABI TRUE\n" +
 		"best      fa-1.0+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl\n" +
 		"no        fa-1.0+cu128.torch2.8-cp312-cp312-manylinux_2_28_x86_64.whl: was built for torch 2.8, this has 2.9.0+cu128\n\n" + line
 	if diff := cmp.Diff(want, out); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	out, _, err = pick(pickFlags{machine: machine, gpus: []string{"7.0"}})
+	out, _, err = run(pickFlags{machine: machine, gpus: []string{"7.0"}})
 	if out != "" || !errors.As(err, new(rowsFailedError)) || !strings.Contains(err.Error(), "has no code for 7.0; it has 80, 90") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	out, _, err = pick(pickFlags{machine: machine, asJSON: true})
+	out, _, err = run(pickFlags{machine: machine, asJSON: true})
 	var result struct {
 		Best    struct{ Filename string }
 		Install index.Install
 		SHA256  string
-		Near    []struct{ Misses []index.Reason }
-		Machine index.Machine
+		Near    []struct{ Misses []pick.Reason }
+		Machine pick.Machine
 	}
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &result)); err != nil {
 		t.Fatal(err)
@@ -218,7 +219,7 @@ func TestPickOutput(t *testing.T) {
 	if err := os.WriteFile(saved, []byte(out), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, _, err = pick(pickFlags{machineFile: saved}); err != nil || out != line {
+	if out, _, err = run(pickFlags{machineFile: saved}); err != nil || out != line {
 		t.Errorf("with --machine: %v\n%s", err, out)
 	}
 }

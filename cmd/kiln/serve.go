@@ -19,6 +19,7 @@ import (
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/index/web"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
@@ -81,12 +82,12 @@ func (f *serveFlags) registerFolder(cmd *cobra.Command) {
 	_ = cmd.MarkPersistentFlagDirname("dir")
 }
 
-func (f *serveFlags) openTokens() (*index.Tokens, error) {
+func (f *serveFlags) openTokens() (*serve.Tokens, error) {
 	path := f.tokens
 	if path == "" {
 		path = filepath.Join(f.dir, ".kiln", "tokens.json")
 	}
-	return index.OpenTokens(path)
+	return serve.OpenTokens(path)
 }
 
 func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
@@ -105,7 +106,7 @@ func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
 	if err != nil {
 		return err
 	}
-	server, err := index.NewServer(ctx, store, opts)
+	server, err := serve.New(ctx, store, opts)
 	if err != nil {
 		return err
 	}
@@ -155,7 +156,7 @@ func listen(ctx context.Context, addr string) (net.Listener, error) {
 }
 
 // serveAll runs servers until ctx ends, and then lets the requests that are under way finish.
-func serveAll(ctx context.Context, s *index.Server, servers []*http.Server, listeners []net.Listener) error {
+func serveAll(ctx context.Context, s *serve.Server, servers []*http.Server, listeners []net.Listener) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wait sync.WaitGroup
@@ -183,9 +184,9 @@ func serveAll(ctx context.Context, s *index.Server, servers []*http.Server, list
 }
 
 // serverOptions turns flags into options. The function closes the access log.
-func (a *app) serverOptions(f serveFlags) (opts index.ServerOptions, closeLog func(), err error) {
+func (a *app) serverOptions(f serveFlags) (opts serve.Options, closeLog func(), err error) {
 	closeLog = func() {}
-	opts = index.ServerOptions{ReadOnly: f.readOnly, InsecureUploads: f.insecure, MaxUploads: f.maxUploads, PageAge: f.pageAge, Log: a.log}
+	opts = serve.Options{ReadOnly: f.readOnly, InsecureUploads: f.insecure, MaxUploads: f.maxUploads, PageAge: f.pageAge, Log: a.log}
 	for _, size := range []struct {
 		flag, text string
 		to         *int64
@@ -222,7 +223,7 @@ func (a *app) serverOptions(f serveFlags) (opts index.ServerOptions, closeLog fu
 }
 
 // announce says where the index is, and how to use it.
-func (a *app) announce(f serveFlags, scheme string, listeners []net.Listener, store *index.Store, server *index.Server) {
+func (a *app) announce(f serveFlags, scheme string, listeners []net.Listener, store *index.Store, server *serve.Server) {
 	url := scheme + "://" + visibleAddr(listeners[0].Addr()) + "/"
 	if f.baseURL != "" {
 		url = f.baseURL
@@ -313,7 +314,7 @@ func (a *app) serveTokenCommand(f *serveFlags) *cobra.Command {
 }
 
 func (a *app) tokenCreateCommand(f *serveFlags) *cobra.Command {
-	var token index.NewToken
+	var token serve.NewToken
 	var valid time.Duration
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -369,7 +370,7 @@ func (a *app) tokenListCommand(f *serveFlags) *cobra.Command {
 				return err
 			}
 			if asJSON {
-				return a.printJSON(map[string]any{"tokens": append([]index.Token{}, list...)})
+				return a.printJSON(map[string]any{"tokens": append([]serve.Token{}, list...)})
 			}
 			if len(list) == 0 {
 				_, err := fmt.Fprintln(a.stdout, "No tokens.")

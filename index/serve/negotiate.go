@@ -1,19 +1,14 @@
-package index
+package serve
 
 import (
 	"net/http"
 	"strings"
-)
 
-// The media types of the simple API (PEP 691).
-const (
-	TypeJSON = "application/vnd.pypi.simple.v1+json"
-	TypeHTML = "application/vnd.pypi.simple.v1+html"
-	TypeText = "text/html"
+	"github.com/kiln-build/kiln/index"
 )
 
 // notAcceptable is the body of a 406.
-const notAcceptable = "not acceptable: this page exists as " + TypeJSON + ", " + TypeHTML + " and " + TypeText + "\n"
+const notAcceptable = "not acceptable: this page exists as " + index.TypeJSON + ", " + index.TypeHTML + " and " + index.TypeText + "\n"
 
 // A client with a longer Accept header, or with more ranges in it, gets HTML.
 const (
@@ -32,12 +27,12 @@ const (
 	repCount
 )
 
-var repTypes = [repCount]string{TypeJSON, TypeHTML, TypeText}
+var repTypes = [repCount]string{index.TypeJSON, index.TypeHTML, index.TypeText}
 
 // contentType returns the header's value; JSON is UTF-8 by definition.
 func (r representation) contentType() string {
 	if r == repJSON {
-		return TypeJSON
+		return index.TypeJSON
 	}
 	return repTypes[r] + "; charset=utf-8"
 }
@@ -45,11 +40,11 @@ func (r representation) contentType() string {
 // namedRepresentation returns the representation a media type names, which is in lower case.
 func namedRepresentation(mediaType string) (representation, bool) {
 	switch mediaType {
-	case TypeJSON, "application/vnd.pypi.simple.latest+json":
+	case index.TypeJSON, "application/vnd.pypi.simple.latest+json":
 		return repJSON, true
-	case TypeHTML, "application/vnd.pypi.simple.latest+html":
+	case index.TypeHTML, "application/vnd.pypi.simple.latest+html":
 		return repHTML, true
-	case TypeText:
+	case index.TypeText:
 		return repText, true
 	}
 	return 0, false

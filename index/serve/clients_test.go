@@ -1,4 +1,4 @@
-package index_test
+package serve_test
 
 import (
 	"bytes"
@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/indextest"
+	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
@@ -32,8 +34,8 @@ func newClients(t *testing.T, modules ...string) *clientPrograms {
 		t.Skip("runs pip, uv and twine")
 	}
 	c := &clientPrograms{t: t, python: os.Getenv("KILN_PYTHON"), home: t.TempDir()}
-	if e2e() {
-		c.python = venv(t, "clients", clientPackages...)
+	if indextest.E2E() {
+		c.python = indextest.Venv(t, "clients", indextest.ClientPackages...)
 	}
 	if c.python == "" {
 		path, err := exec.LookPath("python3")
@@ -111,11 +113,11 @@ func has(list []string, pattern string) bool {
 func TestClients(t *testing.T) {
 	c := newClients(t, "twine", "uv")
 	log := &requestLog{}
-	f := newFixture(t, index.ServerOptions{AccessLog: slog.New(slog.NewJSONHandler(log, nil))})
+	f := newFixture(t, serve.Options{AccessLog: slog.New(slog.NewJSONHandler(log, nil))})
 	dist := t.TempDir()
 	write := func(name string, extra map[string]string) string {
 		path := filepath.Join(dist, name)
-		if err := os.WriteFile(path, testWheel(t, name, extra), 0o644); err != nil {
+		if err := os.WriteFile(path, indextest.Wheel(t, name, extra), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return path
@@ -160,7 +162,7 @@ func TestClients(t *testing.T) {
 		"uv, exact":   {"uv", "pip", "install", "--target", c.home + "/uv-exact", "--index-url", f.http.URL + "/all/simple", "demo_ext==1.0+cu128.torch2.9"},
 		"pip, spells": {"pip", "install", "--target", c.home + "/pip-name", "--index-url", view, "Demo.Ext"},
 	} {
-		if strings.Contains(name, ",") && !e2e() {
+		if strings.Contains(name, ",") && !indextest.E2E() {
 			continue // a second each, and much the same
 		}
 		log.take(t)
@@ -220,10 +222,10 @@ func TestClients(t *testing.T) {
 func TestClientsRange(t *testing.T) {
 	c := newClients(t, "uv")
 	log := &requestLog{}
-	f := newFixture(t, index.ServerOptions{AccessLog: slog.New(slog.NewJSONHandler(log, nil))})
+	f := newFixture(t, serve.Options{AccessLog: slog.New(slog.NewJSONHandler(log, nil))})
 	name := "demo_ext-1.0-py3-none-any.whl"
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, testWheel(t, name, map[string]string{"demo_ext_data.bin": strings.Repeat("0123456789", 200_000)}), 0o644); err != nil {
+	if err := os.WriteFile(path, indextest.Wheel(t, name, map[string]string{"demo_ext_data.bin": strings.Repeat("0123456789", 200_000)}), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, problems, err := f.store.Publish(t.Context(), []index.NewFile{{Path: path}}, index.PublishOptions{}); err != nil || len(problems) > 0 {

@@ -1,4 +1,4 @@
-package index
+package serve
 
 import (
 	"context"
@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -165,20 +166,20 @@ func prefersJSON(accept string) bool {
 }
 
 // receive does everything for one upload and says what came of it.
-func (s *Server) receive(w *recorder, r *http.Request, body io.Reader) (Change, error) {
+func (s *Server) receive(w *recorder, r *http.Request, body io.Reader) (index.Change, error) {
 	u := s.uploads
 	if s.opts.ReadOnly {
-		return Change{}, refuse(http.StatusForbidden, "this index is read-only")
+		return index.Change{}, refuse(http.StatusForbidden, "this index is read-only")
 	}
 	if u == nil {
-		return Change{}, refuse(http.StatusForbidden, "this server takes no uploads")
+		return index.Change{}, refuse(http.StatusForbidden, "this server takes no uploads")
 	}
 	if r.TLS == nil && !s.opts.InsecureUploads && !fromLoopback(r) {
-		return Change{}, refuse(http.StatusForbidden, "uploads need https: a token must not be sent in clear text")
+		return index.Change{}, refuse(http.StatusForbidden, "uploads need https: a token must not be sent in clear text")
 	}
 	token, err := u.authenticate(w, r)
 	if err != nil {
-		return Change{}, err
+		return index.Change{}, err
 	}
 	w.token = token.ID
 	select {
@@ -186,15 +187,15 @@ func (s *Server) receive(w *recorder, r *http.Request, body io.Reader) (Change, 
 		defer func() { <-u.slots }()
 	default:
 		w.Header().Set("Retry-After", "10")
-		return Change{}, refuse(http.StatusServiceUnavailable, "too many uploads at once; try again in a moment")
+		return index.Change{}, refuse(http.StatusServiceUnavailable, "too many uploads at once; try again in a moment")
 	}
 	if r.ContentLength > s.opts.MaxFileBytes+maxFormBytes {
-		return Change{}, refuse(http.StatusRequestEntityTooLarge, "%d bytes are more than this index takes: a file may have %d", r.ContentLength, s.opts.MaxFileBytes)
+		return index.Change{}, refuse(http.StatusRequestEntityTooLarge, "%d bytes are more than this index takes: a file may have %d", r.ContentLength, s.opts.MaxFileBytes)
 	}
 	form := uploadForm{u: u, token: token, ctx: r.Context()}
 	defer form.discard()
 	if err := form.read(r, body); err != nil {
-		return Change{}, err
+		return index.Change{}, err
 	}
 	return form.publish()
 }
@@ -274,7 +275,7 @@ type uploadForm struct {
 	version  wheel.Version
 	path     string // of the received file
 	size     int64
-	sha256   Digest
+	sha256   index.Digest
 	digests  map[string]string // by the name of the field, computed while receiving
 }
 
@@ -534,31 +535,31 @@ func (u *uploader) room(project string) (int64, string) {
 }
 
 // publish checks what the client says about the file and adds it to the index.
-func (f *uploadForm) publish() (Change, error) {
+func (f *uploadForm) publish() (index.Change, error) {
 	if err := f.check(); err != nil {
-		return Change{}, err
+		return index.Change{}, err
 	}
 	s := f.u.server
 	if !f.published() {
 		if err := f.u.reserve(f.project, f.size); err != nil {
-			return Change{}, err
+			return index.Change{}, err
 		}
 		defer f.u.release(f.project, f.size)
 	}
 	// The client cannot take it back by going away now.
 	ctx := context.WithoutCancel(f.ctx)
-	changes, problems, err := s.store.Publish(ctx, []NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, PublishOptions{})
+	changes, problems, err := s.store.Publish(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, index.PublishOptions{})
 	if err != nil {
-		return Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
+		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
 	}
 	if err := s.Reload(ctx); err != nil {
-		return Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
+		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
 	}
 	if len(problems) > 0 {
-		return Change{}, refusal(problems[0])
+		return index.Change{}, refusal(problems[0])
 	}
 	if len(changes) != 1 {
-		return Change{}, fmt.Errorf("publish %s: %d changes", f.filename, len(changes))
+		return index.Change{}, fmt.Errorf("publish %s: %d changes", f.filename, len(changes))
 	}
 	if changes[0].Action == "added" {
 		s.metrics.uploadsAdded.Add(1)
@@ -580,12 +581,12 @@ func (f *uploadForm) published() bool {
 }
 
 // refusal is the answer for a file that the index does not take.
-func refusal(p Problem) error {
+func refusal(p index.Problem) error {
 	switch {
-	case errors.Is(p.Err, ErrExists):
+	case errors.Is(p.Err, index.ErrExists):
 		// twine --skip-existing looks for these words.
 		return refuse(http.StatusBadRequest, "File already exists: %s was published with other content, and a published file never changes", p.Filename)
-	case errors.Is(p.Err, ErrClosed):
+	case errors.Is(p.Err, index.ErrClosed):
 		return refuse(http.StatusForbidden, "%s: %v", p.Filename, p.Err)
 	}
 	return refuse(http.StatusBadRequest, "%s: %v", p.Filename, p.Err)

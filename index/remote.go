@@ -172,7 +172,7 @@ func (r *Remote) Files(ctx context.Context, project string) ([]*File, error) {
 	// Names that are no distribution of this project are skipped, as installers do.
 	kept := files[:0]
 	for _, f := range files {
-		if p, _, err := splitName(f.Filename); err == nil && p == name {
+		if p, _, err := ParseName(f.Filename); err == nil && p == name {
 			kept = append(kept, f)
 		}
 	}

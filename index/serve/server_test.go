@@ -1,7 +1,6 @@
-package index_test
+package serve_test
 
 import (
-	"archive/zip"
 	"bufio"
 	"bytes"
 	"context"
@@ -12,9 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"mime/multipart"
 	"net"
@@ -34,84 +31,37 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/indextest"
+	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/wheel"
 )
-
-// testWheel makes the smallest wheel of a name that installers accept. extra are more members.
-func testWheel(t testing.TB, filename string, extra map[string]string) []byte {
-	t.Helper()
-	name, err := wheel.ParseFilename(filename)
-	if err != nil {
-		t.Fatal(err)
-	}
-	info := name.RawName + "-" + name.Version.Raw() + ".dist-info/"
-	members := map[string]string{
-		name.RawName + ".py": "answer = 42\n",
-		info + "METADATA":    "Metadata-Version: 2.1\nName: " + name.Name + "\nVersion: " + name.Version.String() + "\nRequires-Python: >=3.8\n",
-		info + "WHEEL":       "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\n",
-	}
-	for _, tag := range name.Tags() {
-		members[info+"WHEEL"] += "Tag: " + tag.String() + "\n"
-	}
-	maps.Copy(members, extra)
-	record := &strings.Builder{}
-	for _, member := range slices.Sorted(maps.Keys(members)) {
-		sum := sha256.Sum256([]byte(members[member]))
-		fmt.Fprintf(record, "%s,sha256=%s,%d\n", member, base64.RawURLEncoding.EncodeToString(sum[:]), len(members[member]))
-	}
-	members[info+"RECORD"] = record.String() + info + "RECORD,,\n"
-	return testZip(t, members)
-}
-
-func testZip(t testing.TB, members map[string]string) []byte {
-	t.Helper()
-	var buf bytes.Buffer
-	z := zip.NewWriter(&buf)
-	for _, member := range slices.Sorted(maps.Keys(members)) {
-		data := members[member]
-		w, err := z.CreateRaw(&zip.FileHeader{
-			Name: member, Method: zip.Store, CRC32: crc32.ChecksumIEEE([]byte(data)),
-			CompressedSize64: uint64(len(data)), UncompressedSize64: uint64(len(data)),
-		})
-		if err == nil {
-			_, err = io.WriteString(w, data)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return buf.Bytes()
-}
 
 // fixture is a running server over an index of its own.
 type fixture struct {
 	t      testing.TB
 	dir    string
 	store  *index.Store
-	server *index.Server
+	server *serve.Server
 	http   *httptest.Server
 	secret string
 }
 
-func newFixture(t testing.TB, opts index.ServerOptions) *fixture {
+func newFixture(t testing.TB, opts serve.Options) *fixture {
 	t.Helper()
 	f := &fixture{t: t, dir: t.TempDir()}
 	var err error
 	if f.store, err = index.Open(f.dir, index.StoreOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	tokens, err := index.OpenTokens(filepath.Join(f.dir, ".kiln", "tokens.json"))
+	tokens, err := serve.OpenTokens(filepath.Join(f.dir, ".kiln", "tokens.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.secret, _, err = tokens.Create(t.Context(), index.NewToken{Projects: []string{"*"}}); err != nil {
+	if f.secret, _, err = tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}}); err != nil {
 		t.Fatal(err)
 	}
 	opts.Tokens = tokens
-	if f.server, err = index.NewServer(t.Context(), f.store, opts); err != nil {
+	if f.server, err = serve.New(t.Context(), f.store, opts); err != nil {
 		t.Fatal(err)
 	}
 	f.http = httptest.NewUnstartedServer(nil)
@@ -130,15 +80,7 @@ func newFixture(t testing.TB, opts index.ServerOptions) *fixture {
 // publish adds wheels to the index directly.
 func (f *fixture) publish(filenames ...string) {
 	f.t.Helper()
-	var files []index.NewFile
-	dir := f.t.TempDir()
-	for _, name := range filenames {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, testWheel(f.t, name, nil), 0o644); err != nil {
-			f.t.Fatal(err)
-		}
-		files = append(files, index.NewFile{Path: path, UploadTime: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)})
-	}
+	files := indextest.Wheels(f.t, filenames...)
 	_, problems, err := f.store.Publish(f.t.Context(), files, index.PublishOptions{})
 	if err != nil || len(problems) > 0 {
 		f.t.Fatal(err, problems)
@@ -322,7 +264,7 @@ const (
 )
 
 func TestServerPages(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
+	f := newFixture(t, serve.Options{})
 	f.publish(wheel128, wheel130)
 	tests := []struct {
 		method, path string
@@ -413,7 +355,7 @@ func cmp2(a, b string) string {
 // TestServerValidators: each representation and coding has its own tag, and a known tag is not
 // sent again.
 func TestServerValidators(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{PageAge: 7 * time.Minute})
+	f := newFixture(t, serve.Options{PageAge: 7 * time.Minute})
 	f.publish(wheel128)
 	seen := map[string]string{}
 	for _, path := range []string{"/all/simple/flash-attn/", "/all/simple/", "/catalog.json"} {
@@ -471,9 +413,9 @@ func TestServerValidators(t *testing.T) {
 }
 
 func TestServerFiles(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
+	f := newFixture(t, serve.Options{})
 	f.publish(wheel128)
-	content := testWheel(t, wheel128, nil)
+	content := indextest.Wheel(t, wheel128, nil)
 	file := f.server.Catalog().Project("flash-attn").Files[0]
 	path := "/" + file.URL("")
 	size := len(content)
@@ -541,8 +483,8 @@ func TestServerFiles(t *testing.T) {
 }
 
 func TestUpload(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
-	content := testWheel(t, wheel128, nil)
+	f := newFixture(t, serve.Options{})
+	content := indextest.Wheel(t, wheel128, nil)
 	got := f.upload(f.form(wheel128, content))
 	if got.StatusCode != 200 || got.body != "added "+wheel128+"\n" {
 		t.Fatalf("%d %s", got.StatusCode, got.body)
@@ -574,7 +516,7 @@ func TestUpload(t *testing.T) {
 	if got := f.upload(f.form(wheel128, content)); got.StatusCode != 200 || !strings.HasPrefix(got.body, "unchanged") {
 		t.Errorf("the same again: %d %s", got.StatusCode, got.body)
 	}
-	other := testWheel(t, wheel128, map[string]string{"flash_attn_more.py": "x = 1\n"})
+	other := indextest.Wheel(t, wheel128, map[string]string{"flash_attn_more.py": "x = 1\n"})
 	if got := f.upload(f.form(wheel128, other)); got.StatusCode != 400 || !strings.Contains(got.body, "File already exists") {
 		t.Errorf("other bytes: %d %s", got.StatusCode, got.body)
 	}
@@ -583,8 +525,8 @@ func TestUpload(t *testing.T) {
 
 // TestUploadForms: what clients send in other ways.
 func TestUploadForms(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
-	content := testWheel(t, wheel128, nil)
+	f := newFixture(t, serve.Options{})
+	content := indextest.Wheel(t, wheel128, nil)
 	sum := md5.Sum(content)
 	forms := map[string]*form{
 		"file first":     f.form(wheel128, content),
@@ -616,8 +558,8 @@ func TestUploadForms(t *testing.T) {
 }
 
 func TestUploadRefused(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{MaxFileBytes: 1 << 20})
-	content := testWheel(t, wheel128, nil)
+	f := newFixture(t, serve.Options{MaxFileBytes: 1 << 20})
+	content := indextest.Wheel(t, wheel128, nil)
 	zeros := strings.Repeat("0", 64)
 	tests := map[string]struct {
 		form   *form
@@ -649,7 +591,7 @@ func TestUploadRefused(t *testing.T) {
 		"renamed":           {f.form(wheel130, content), 400, "cu128"},
 		"upper case":        {f.form("Flash_Attn-1.0-py3-none-any.whl", content), 400, "must be written"},
 		"version not plain": {f.form("flash_attn-1.0RC1-py3-none-any.whl", content), 400, "must be written"},
-		"device":            {f.form("nul-1.0-py3-none-any.whl", testWheel(t, "nul-1.0-py3-none-any.whl", nil)), 400, "Windows"},
+		"device":            {f.form("nul-1.0-py3-none-any.whl", indextest.Wheel(t, "nul-1.0-py3-none-any.whl", nil)), 400, "Windows"},
 		"egg":               {f.form("flash_attn-1.0.egg", content), 400, "neither"},
 		"json wanted":       {with(f.form(wheel128, content).set("name", ""), func(m *form) { m.header["Accept"] = "application/json;q=0.9, text/plain;q=0.8" }), 400, `{"detail":"`},
 		"not a form":        {with(f.form(wheel128, content), func(m *form) { m.header["Content-Type"] = "text/plain" }), 400, "multipart"},
@@ -680,22 +622,22 @@ func with(m *form, change func(*form)) *form {
 }
 
 func TestUploadScope(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
-	tokens, err := index.OpenTokens(filepath.Join(f.dir, ".kiln", "tokens.json"))
+	f := newFixture(t, serve.Options{})
+	tokens, err := serve.OpenTokens(filepath.Join(f.dir, ".kiln", "tokens.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, _, err := tokens.Create(t.Context(), index.NewToken{Projects: []string{"exllama*"}})
+	secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"exllama*"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := f.form(wheel128, testWheel(t, wheel128, nil))
+	m := f.form(wheel128, indextest.Wheel(t, wheel128, nil))
 	m.secret = secret
 	if got := f.upload(m); got.StatusCode != 403 {
 		t.Errorf("another project: %d %s", got.StatusCode, got.body)
 	}
 	own := "exllamav2-0.3.2-py3-none-any.whl"
-	m = f.form(own, testWheel(t, own, nil))
+	m = f.form(own, indextest.Wheel(t, own, nil))
 	m.secret = secret
 	if got := f.upload(m); got.StatusCode != 200 {
 		t.Errorf("its own project: %d %s", got.StatusCode, got.body)
@@ -703,13 +645,13 @@ func TestUploadScope(t *testing.T) {
 }
 
 func TestUploadModes(t *testing.T) {
-	content := testWheel(t, wheel128, nil)
-	readOnly := newFixture(t, index.ServerOptions{ReadOnly: true})
+	content := indextest.Wheel(t, wheel128, nil)
+	readOnly := newFixture(t, serve.Options{ReadOnly: true})
 	if got := readOnly.upload(readOnly.form(wheel128, content)); got.StatusCode != 403 || !strings.Contains(got.body, "read-only") {
 		t.Errorf("read-only: %d %s", got.StatusCode, got.body)
 	}
 	// A request that seems to come from another machine without TLS.
-	f := newFixture(t, index.ServerOptions{})
+	f := newFixture(t, serve.Options{})
 	body, contentType := f.form(wheel128, content).encode(t)
 	req := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/legacy/", bytes.NewReader(body))
 	req.Header.Set("Content-Type", contentType)
@@ -723,24 +665,24 @@ func TestUploadModes(t *testing.T) {
 
 func TestUploadQuota(t *testing.T) {
 	a, b := "quota-1.0-py3-none-any.whl", "quota-2.0-py3-none-any.whl"
-	content := testWheel(t, a, nil)
-	f := newFixture(t, index.ServerOptions{MaxProjectBytes: int64(len(content)) * 3 / 2})
+	content := indextest.Wheel(t, a, nil)
+	f := newFixture(t, serve.Options{MaxProjectBytes: int64(len(content)) * 3 / 2})
 	if got := f.upload(f.form(a, content)); got.StatusCode != 200 {
 		t.Fatalf("first: %d %s", got.StatusCode, got.body)
 	}
-	if got := f.upload(f.form(b, testWheel(t, b, nil))); got.StatusCode != 413 || !strings.Contains(got.body, "quota of quota") {
+	if got := f.upload(f.form(b, indextest.Wheel(t, b, nil))); got.StatusCode != 413 || !strings.Contains(got.body, "quota of quota") {
 		t.Errorf("second: %d %s", got.StatusCode, got.body)
 	}
 	f.consistent()
-	total := newFixture(t, index.ServerOptions{MaxTotalBytes: 100})
+	total := newFixture(t, serve.Options{MaxTotalBytes: 100})
 	if got := total.upload(total.form(a, content)); got.StatusCode != 413 || !strings.Contains(got.body, "quota of the index") {
 		t.Errorf("whole index: %d %s", got.StatusCode, got.body)
 	}
 }
 
 func TestUploadWrongTokens(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
-	m := f.form(wheel128, testWheel(t, wheel128, nil))
+	f := newFixture(t, serve.Options{})
+	m := f.form(wheel128, indextest.Wheel(t, wheel128, nil))
 	m.secret = "kiln_guess"
 	last := 0
 	for range 12 {
@@ -758,14 +700,14 @@ func TestUploadWrongTokens(t *testing.T) {
 // TestUploadConcurrently: of many different files under one name one is published, and who
 // uploaded its bytes is told so.
 func TestUploadConcurrently(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{MaxUploads: 64})
+	f := newFixture(t, serve.Options{MaxUploads: 64})
 	const clients = 24
 	var mu sync.Mutex
 	stored := map[string]int{} // by status and sha256
 	var wait sync.WaitGroup
 	for i := range clients {
 		wait.Go(func() {
-			content := testWheel(t, wheel128, map[string]string{"flash_attn_data.py": strconv.Itoa(i % 8)})
+			content := indextest.Wheel(t, wheel128, map[string]string{"flash_attn_data.py": strconv.Itoa(i % 8)})
 			got := f.upload(f.form(wheel128, content))
 			sum := sha256.Sum256(content)
 			mu.Lock()
@@ -795,8 +737,8 @@ func TestUploadConcurrently(t *testing.T) {
 
 // TestUploadCutOff: connections that end in the middle leave nothing.
 func TestUploadCutOff(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
-	body, contentType := f.form(wheel128, testWheel(t, wheel128, nil)).encode(t)
+	f := newFixture(t, serve.Options{})
+	body, contentType := f.form(wheel128, indextest.Wheel(t, wheel128, nil)).encode(t)
 	auth := base64.StdEncoding.EncodeToString([]byte("__token__:" + f.secret))
 	var wait sync.WaitGroup
 	for range 20 {
@@ -826,7 +768,7 @@ func TestUploadCutOff(t *testing.T) {
 
 // TestSlowClients: who stops in the middle of an upload, or of its headers, is let go.
 func TestSlowClients(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{Stall: 50 * time.Millisecond})
+	f := newFixture(t, serve.Options{Stall: 50 * time.Millisecond})
 	auth := base64.StdEncoding.EncodeToString([]byte("__token__:" + f.secret))
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", f.http.Listener.Addr().String())
 	if err != nil {
@@ -846,7 +788,7 @@ func TestSlowClients(t *testing.T) {
 
 // TestServerSeesOthers: what another process publishes is served without a restart.
 func TestServerSeesOthers(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{Poll: time.Millisecond})
+	f := newFixture(t, serve.Options{Poll: time.Millisecond})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); f.server.Run(ctx) }()
@@ -856,7 +798,7 @@ func TestServerSeesOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), wheel128)
-	if err := os.WriteFile(path, testWheel(t, wheel128, nil), 0o644); err != nil {
+	if err := os.WriteFile(path, indextest.Wheel(t, wheel128, nil), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, problems, err := other.Publish(t.Context(), []index.NewFile{{Path: path}}, index.PublishOptions{}); err != nil || len(problems) > 0 {
@@ -873,7 +815,7 @@ func TestServerSeesOthers(t *testing.T) {
 // TestServerReadersNeverBlock: while uploads go on, every page is one state of the index: what it
 // lists is there.
 func TestServerReaders(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
+	f := newFixture(t, serve.Options{})
 	f.publish(wheel128)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wait sync.WaitGroup
@@ -900,7 +842,7 @@ func TestServerReaders(t *testing.T) {
 	}
 	for i := range 15 {
 		name := fmt.Sprintf("flash_attn-3.%d-py3-none-any.whl", i)
-		if got := f.upload(f.form(name, testWheel(t, name, nil))); got.StatusCode != 200 {
+		if got := f.upload(f.form(name, indextest.Wheel(t, name, nil))); got.StatusCode != 200 {
 			t.Errorf("%d %s", got.StatusCode, got.body)
 		}
 	}
@@ -910,7 +852,7 @@ func TestServerReaders(t *testing.T) {
 }
 
 func TestServerMetrics(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
+	f := newFixture(t, serve.Options{})
 	f.publish(wheel128)
 	f.do("GET", "/all/simple/flash-attn/")
 	f.do("GET", "/nothing")
@@ -928,7 +870,7 @@ func TestServerMetrics(t *testing.T) {
 
 // TestPageCacheLimit: pages beyond the limit are made again, not kept.
 func TestPageCacheLimit(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{PageCacheBytes: 1})
+	f := newFixture(t, serve.Options{PageCacheBytes: 1})
 	f.publish(wheel128)
 	first := f.do("GET", "/all/simple/flash-attn/")
 	second := f.do("GET", "/all/simple/flash-attn/")
@@ -945,8 +887,8 @@ func TestPageCacheLimit(t *testing.T) {
 // TestLargePage: many clients at once get a page that is large enough to be sent from a file, whole, and another one after
 // it changed.
 func TestLargePage(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
-	if _, problems, err := f.store.PublishListed(t.Context(), manyFiles(500), index.PublishOptions{}); err != nil || len(problems) > 0 {
+	f := newFixture(t, serve.Options{})
+	if _, problems, err := f.store.PublishListed(t.Context(), indextest.ManyFiles(500), index.PublishOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	fetch := func() {
@@ -992,10 +934,10 @@ func TestLargePage(t *testing.T) {
 
 // largePage makes a server with a page that is large enough to be sent from a file. It returns what follows the method in a
 // request for it, without the end, and its compressed body.
-func largePage(t *testing.T, opts index.ServerOptions) (f *fixture, request string, body []byte) {
+func largePage(t *testing.T, opts serve.Options) (f *fixture, request string, body []byte) {
 	t.Helper()
 	f = newFixture(t, opts)
-	if _, problems, err := f.store.PublishListed(t.Context(), manyFiles(500), index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := f.store.PublishListed(t.Context(), indextest.ManyFiles(500), index.PublishOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	if err := f.server.Reload(t.Context()); err != nil {
@@ -1025,7 +967,7 @@ func (f *fixture) dial() net.Conn {
 // TestPipelined: a client that asks for more than a connection holds before it reads gets every answer
 // whole and in order.
 func TestPipelined(t *testing.T) {
-	f, page, body := largePage(t, index.ServerOptions{})
+	f, page, body := largePage(t, serve.Options{})
 	etag := f.do("HEAD", "/all/simple/package-00000/", "Accept", index.TypeJSON, "Accept-Encoding", "gzip").Header.Get("Etag")
 	kinds := []struct {
 		method, request string
@@ -1073,7 +1015,7 @@ func TestPipelined(t *testing.T) {
 
 // TestStalled: a client that asks and does not read is let go.
 func TestStalled(t *testing.T) {
-	f, page, _ := largePage(t, index.ServerOptions{Stall: 50 * time.Millisecond})
+	f, page, _ := largePage(t, serve.Options{Stall: 50 * time.Millisecond})
 	conn := f.dial()
 	if err := conn.SetWriteDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		t.Fatal(err)

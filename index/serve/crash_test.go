@@ -1,4 +1,4 @@
-package index_test
+package serve_test
 
 import (
 	"bufio"
@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/indextest"
+	"github.com/kiln-build/kiln/index/serve"
 )
 
 // TestServeChild is not a test: it is the server that TestServerKill starts and kills.
@@ -27,11 +29,11 @@ func TestServeChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tokens, err := index.OpenTokens(filepath.Join(dir, ".kiln", "tokens.json"))
+	tokens, err := serve.OpenTokens(filepath.Join(dir, ".kiln", "tokens.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := index.NewServer(t.Context(), store, index.ServerOptions{Tokens: tokens})
+	server, err := serve.New(t.Context(), store, serve.Options{Tokens: tokens})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,13 +77,13 @@ func TestServerKill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts and kills servers")
 	}
-	uploads := scale(24, 400)
+	uploads := indextest.Scale(24, 400)
 	dir := t.TempDir()
-	tokens, err := index.OpenTokens(filepath.Join(dir, ".kiln", "tokens.json"))
+	tokens, err := serve.OpenTokens(filepath.Join(dir, ".kiln", "tokens.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, _, err := tokens.Create(t.Context(), index.NewToken{Projects: []string{"*"}})
+	secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,14 +92,14 @@ func TestServerKill(t *testing.T) {
 	contents := make([][]byte, uploads)
 	for i := range names {
 		names[i] = fmt.Sprintf("crash_%d-1.%d+cu128.torch2.9-cp312-cp312-linux_x86_64.whl", i%7, i)
-		contents[i] = testWheel(t, names[i], map[string]string{fmt.Sprintf("crash_%d_data.bin", i%7): strings.Repeat(names[i], 2000)})
+		contents[i] = indextest.Wheel(t, names[i], map[string]string{fmt.Sprintf("crash_%d_data.bin", i%7): strings.Repeat(names[i], 2000)})
 	}
 	confirmed := map[string]bool{}
 	kills := 0
 	for len(confirmed) < uploads {
 		cmd, url := startChild(t, dir)
 		// Kill after so many confirmations, while others are under way; never in the last round.
-		left := 1 + rand.IntN(scale(10, 3))
+		left := 1 + rand.IntN(indextest.Scale(10, 3))
 		var mu sync.Mutex
 		var wait sync.WaitGroup
 		next := make(chan int)
@@ -175,7 +177,7 @@ func TestServerKill(t *testing.T) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("left over: %q %v", left, err)
 	}
-	if kills < scale(1, 100) {
+	if kills < indextest.Scale(1, 100) {
 		t.Errorf("only %d kills", kills)
 	}
 }
@@ -201,9 +203,9 @@ func listedFiles(t *testing.T, dir string) map[string]bool {
 
 // TestUploadSlots: no more uploads than allowed run at once; who comes later is told to try again.
 func TestUploadSlots(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{MaxUploads: 1, Stall: 30 * time.Second})
+	f := newFixture(t, serve.Options{MaxUploads: 1, Stall: 30 * time.Second})
 	// The first upload holds the only place until its body ends.
-	body, contentType := f.form(wheel128, testWheel(t, wheel128, nil)).encode(t)
+	body, contentType := f.form(wheel128, indextest.Wheel(t, wheel128, nil)).encode(t)
 	r, w := net.Pipe()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.http.URL+"/legacy/", r)
 	if err != nil {
@@ -218,7 +220,7 @@ func TestUploadSlots(t *testing.T) {
 	}
 	deadline := time.Now().Add(30 * time.Second)
 	for {
-		got := f.upload(f.form(wheel130, testWheel(t, wheel130, nil)))
+		got := f.upload(f.form(wheel130, indextest.Wheel(t, wheel130, nil)))
 		if got.StatusCode == 503 && got.Header.Get("Retry-After") != "" {
 			break
 		}
@@ -233,7 +235,7 @@ func TestUploadSlots(t *testing.T) {
 	if got := <-first; got.StatusCode != 200 {
 		t.Errorf("the first upload: %d %s", got.StatusCode, got.body)
 	}
-	if got := f.upload(f.form(wheel130, testWheel(t, wheel130, nil))); got.StatusCode != 200 {
+	if got := f.upload(f.form(wheel130, indextest.Wheel(t, wheel130, nil))); got.StatusCode != 200 {
 		t.Errorf("after the first: %d %s", got.StatusCode, got.body)
 	}
 }

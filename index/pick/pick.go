@@ -1,4 +1,6 @@
-package index
+// Package pick chooses the file of a project that runs on a machine, and says of the others why they
+// do not. It looks at nothing but what it is given: package machine looks at machines.
+package pick
 
 import (
 	"cmp"
@@ -7,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -44,22 +48,22 @@ type Machine struct {
 	NoDriver   bool   `json:"no_driver,omitempty"`
 
 	// GPUs are the devices.
-	GPUs []MachineGPU `json:"gpus,omitempty"`
+	GPUs []GPU `json:"gpus,omitempty"`
 
 	// Toolkit asks for builds of one toolkit, "cu128" or "cpu", whatever the machine has.
 	Toolkit string `json:"toolkit,omitempty"`
 }
 
-// MachineGPU is one device of a [Machine].
-type MachineGPU struct {
+// GPU is one device of a [Machine].
+type GPU struct {
 	Name string `json:"name,omitempty"`
 	// Arch is the compute capability of an NVIDIA device, "9.0", or the target of an AMD
 	// one, "gfx90a".
 	Arch string `json:"arch"`
 }
 
-// PickOptions narrow the choice of [Pick]. The zero value takes the newest release.
-type PickOptions struct {
+// Options narrow the choice of [Rank]. The zero value takes the newest release.
+type Options struct {
 	// Specifier restricts the version.
 	Specifier wheel.SpecifierSet
 	// Prereleases accepts them also when there is a release.
@@ -74,14 +78,14 @@ type Reason struct {
 	Text string `json:"text"`
 }
 
-// Choice is a file as [Pick] judged it.
+// Choice is a file as [Rank] judged it.
 type Choice struct {
-	File *File `json:"-"`
+	File *index.File `json:"-"`
 	// Filename and Version repeat the file's.
 	Filename string `json:"filename"`
 	Version  string `json:"version"`
 	// Built is for what the file was built.
-	Built Coordinates `json:"built,omitzero"`
+	Built index.Coordinates `json:"built,omitzero"`
 	// Misses are what does not fit, the weightiest first. It is empty for a file that fits.
 	Misses []Reason `json:"misses,omitempty"`
 	// Notes are what a user should know about a file that fits.
@@ -96,8 +100,8 @@ type Choice struct {
 // Fits reports whether nothing speaks against the file.
 func (c *Choice) Fits() bool { return len(c.Misses) == 0 }
 
-// Picked is the answer of [Pick].
-type Picked struct {
+// Result is the answer of [Rank].
+type Result struct {
 	// Fits are the files that fit, best first.
 	Fits []Choice `json:"fits"`
 	// Near are the others, those with the fewest and lightest misses first.
@@ -105,14 +109,14 @@ type Picked struct {
 }
 
 // Best returns the best file that fits, or nil.
-func (p *Picked) Best() *Choice {
+func (p *Result) Best() *Choice {
 	if len(p.Fits) == 0 {
 		return nil
 	}
 	return &p.Fits[0]
 }
 
-// Pick ranks the files of a project for a machine. It looks at nothing but its arguments.
+// Rank ranks the files of a project for a machine. It looks at nothing but its arguments.
 //
 // A file fits if its tags and Requires-Python accept the interpreter and system; if it was built
 // for the minor version of the installed torch and its C++ ABI; for the CUDA major that
@@ -120,12 +124,12 @@ func (p *Picked) Best() *Choice {
 // driver can compile. Among those that fit the newest version wins, then the CUDA minor of
 // the installed torch, else what the driver runs in full, then the newest torch, the newest CUDA,
 // and last the order of the tags.
-func Pick(files []*File, m Machine, opts PickOptions) (*Picked, error) {
+func Rank(files []*index.File, m Machine, opts Options) (*Result, error) {
 	j, err := newJudge(m, opts)
 	if err != nil {
 		return nil, err
 	}
-	p := &Picked{Fits: []Choice{}, Near: []Choice{}}
+	p := &Result{Fits: []Choice{}, Near: []Choice{}}
 	for _, f := range files {
 		c := j.judge(f)
 		if c.Fits() {
@@ -147,7 +151,7 @@ func Pick(files []*File, m Machine, opts PickOptions) (*Picked, error) {
 }
 
 // withoutPrereleases drops them if a release fits and nobody asked.
-func withoutPrereleases(list []Choice, opts PickOptions) []Choice {
+func withoutPrereleases(list []Choice, opts Options) []Choice {
 	if opts.Prereleases || opts.Specifier.AllowsPrereleases() || !slices.ContainsFunc(list, func(c Choice) bool { return !c.v.IsPrerelease() }) {
 		return list
 	}
@@ -182,7 +186,7 @@ func missWeight(misses []Reason) int {
 // judge compares files with a machine.
 type judge struct {
 	m          Machine
-	opts       PickOptions
+	opts       Options
 	in         wheel.Interpreter
 	tags       map[wheel.Tag]int // nil if the interpreter is not known
 	python     wheel.Version
@@ -191,7 +195,7 @@ type judge struct {
 	driver     minorVersion
 }
 
-func newJudge(m Machine, opts PickOptions) (*judge, error) {
+func newJudge(m Machine, opts Options) (*judge, error) {
 	j := &judge{m: m, opts: opts}
 	var err error
 	if m.Python != "" {
@@ -213,7 +217,7 @@ func newJudge(m Machine, opts PickOptions) (*judge, error) {
 		}
 		j.torchMinor = minorOf(v)
 		if v.Local() != "" && m.TorchCUDA == "" && m.TorchROCm == "" {
-			t := ParseLabel(v.Local()).Toolkit
+			t := index.ParseLabel(v.Local()).Toolkit
 			if c, ok := parseCUDATag(t); ok {
 				j.m.TorchCUDA = c.String()
 			} else if rocm, ok := strings.CutPrefix(t, "rocm"); ok {
@@ -295,7 +299,7 @@ func (j *judge) setPlatform() error {
 	return nil
 }
 
-func (j *judge) judge(f *File) Choice {
+func (j *judge) judge(f *index.File) Choice {
 	built := f.Built()
 	c := Choice{File: f, Filename: f.Filename, v: f.Version(), Built: built}
 	c.Version = c.v.String()
@@ -401,26 +405,13 @@ func (j *judge) pythonFits(w wheel.Filename) bool {
 func pythonNames(w wheel.Filename) string {
 	var names []string
 	for _, p := range w.Python {
-		name := PythonName(p)
+		name := index.PythonName(p)
 		if slices.ContainsFunc(w.ABI, func(a string) bool { return strings.HasPrefix(a, "cp") && strings.HasSuffix(a, "t") }) {
 			name += " free-threaded"
 		}
 		names = append(names, name)
 	}
 	return strings.Join(names, ", ")
-}
-
-// PythonName writes a Python tag as people do: "3.12" for cp312, "3" for py3.
-func PythonName(tag string) string {
-	for _, prefix := range []string{"cp", "py"} {
-		if digits, ok := strings.CutPrefix(tag, prefix); ok && digits != "" && strings.Trim(digits, "0123456789") == "" {
-			if len(digits) == 1 {
-				return digits
-			}
-			return digits[:1] + "." + digits[1:]
-		}
-	}
-	return tag
 }
 
 // platformReason says why no platform tag of a wheel fits: system, processor or C library.
@@ -449,7 +440,7 @@ func (j *judge) platformReason(platforms []string) (kind, text string) {
 		return kind, text
 	}
 	family, _ := splitPlatform(platforms[0])
-	return "os", fmt.Sprintf("is for %s, this is %s", OSName(family), OSName(j.in.Platform.OS))
+	return "os", fmt.Sprintf("is for %s, this is %s", osName(family), osName(j.in.Platform.OS))
 }
 
 // splitPlatform returns the system and the processor of a platform tag.
@@ -472,8 +463,8 @@ func splitPlatform(tag string) (family, arch string) {
 	return tag, ""
 }
 
-// OSName writes the system of a platform tag as people do.
-func OSName(family string) string {
+// osName writes the system of a platform tag as people do.
+func osName(family string) string {
 	switch family {
 	case "linux":
 		return "Linux"
@@ -487,7 +478,7 @@ func OSName(family string) string {
 	return family
 }
 
-func (j *judge) judgeTorch(c *Choice, f *File, miss func(string, string, ...any)) {
+func (j *judge) judgeTorch(c *Choice, f *index.File, miss func(string, string, ...any)) {
 	if len(c.Built.Torch) == 0 {
 		return
 	}
@@ -541,10 +532,10 @@ func labelABI(local string) string {
 }
 
 // judgeToolkit compares CUDA, ROCm and CPU builds with torch, the driver and the GPUs.
-func (j *judge) judgeToolkit(c *Choice, f *File, miss func(string, string, ...any)) {
+func (j *judge) judgeToolkit(c *Choice, f *index.File, miss func(string, string, ...any)) {
 	toolkit := c.Built.Toolkit
 	if j.m.Toolkit != "" && toolkit != "" && toolkit != j.m.Toolkit {
-		miss("toolkit", "was built for %s, not %s", ToolkitName(toolkit), ToolkitName(j.m.Toolkit))
+		miss("toolkit", "was built for %s, not %s", index.ToolkitName(toolkit), index.ToolkitName(j.m.Toolkit))
 		return
 	}
 	exact, version := 0, 0
@@ -567,7 +558,7 @@ func (j *judge) judgeToolkit(c *Choice, f *File, miss func(string, string, ...an
 	c.rank = []int{exact, full, c.torch, version}
 }
 
-func (j *judge) judgeCUDA(c *Choice, f *File, cuda minorVersion, miss func(string, string, ...any)) (exact, version int) {
+func (j *judge) judgeCUDA(c *Choice, f *index.File, cuda minorVersion, miss func(string, string, ...any)) (exact, version int) {
 	version = cuda.major*100 + cuda.minor
 	torch, hasTorch := parseMinor(j.m.TorchCUDA)
 	switch {
@@ -613,10 +604,10 @@ func (j *judge) driverName() string {
 // torchIsCPU reports whether the installed torch is known to be without CUDA.
 func (j *judge) torchIsCPU() bool {
 	v, err := wheel.ParseVersion(j.m.Torch)
-	return err == nil && ParseLabel(v.Local()).Toolkit == "cpu"
+	return err == nil && index.ParseLabel(v.Local()).Toolkit == "cpu"
 }
 
-func (j *judge) judgeROCm(c *Choice, f *File, rocm string, miss func(string, string, ...any)) (exact int) {
+func (j *judge) judgeROCm(c *Choice, f *index.File, rocm string, miss func(string, string, ...any)) (exact int) {
 	switch {
 	case j.m.TorchCUDA != "":
 		miss("accelerator", "was built for ROCm %s, the installed torch has CUDA %s", rocm, j.m.TorchCUDA)
@@ -624,7 +615,7 @@ func (j *judge) judgeROCm(c *Choice, f *File, rocm string, miss func(string, str
 	case j.m.TorchROCm != "" && !sameMinor(rocm, j.m.TorchROCm):
 		miss("toolkit", "was built for ROCm %s, the installed torch has %s", rocm, j.m.TorchROCm)
 		return 0
-	case j.m.TorchROCm == "" && j.m.Toolkit == "" && !slices.ContainsFunc(j.m.GPUs, func(g MachineGPU) bool { return strings.HasPrefix(g.Arch, "gfx") }) &&
+	case j.m.TorchROCm == "" && j.m.Toolkit == "" && !slices.ContainsFunc(j.m.GPUs, func(g GPU) bool { return strings.HasPrefix(g.Arch, "gfx") }) &&
 		(len(j.m.GPUs) > 0 || j.m.NoDriver || j.driver != (minorVersion{})):
 		miss("accelerator", "was built for ROCm, this machine has no AMD GPU")
 		return 0
@@ -746,23 +737,9 @@ func parseMinor(s string) (minorVersion, bool) {
 }
 
 // parseCUDATag reads "cu128", or "cu12" where only the major is known.
-func parseCUDATag(tag string) (minorVersion, bool) { return parseMinor(cudaVersion(tag)) }
-
-// ToolkitName writes a toolkit as people do: "CUDA 12.8" for cu128, "ROCm 6.4", "CPU".
-func ToolkitName(toolkit string) string {
-	if v, ok := parseCUDATag(toolkit); ok {
-		return "CUDA " + v.String()
-	}
-	if rocm, ok := strings.CutPrefix(toolkit, "rocm"); ok {
-		return "ROCm " + rocm
-	}
-	switch toolkit {
-	case "cpu":
-		return "CPU"
-	case "xpu":
-		return "Intel XPU"
-	}
-	return toolkit
+func parseCUDATag(tag string) (minorVersion, bool) {
+	cuda, _ := compat.ParseToolkitTag(tag)
+	return parseMinor(cuda)
 }
 
 // minorOf returns "2.9" for 2.9.0+cu128.

@@ -1,4 +1,6 @@
-package index
+// Package serve is a server for an index: the simple API of every view, the files, and uploads in the
+// legacy format of PyPI with tokens that are bound to projects. It never asks another index for anything.
+package serve
 
 import (
 	"bytes"
@@ -21,11 +23,12 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 
+	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/wheel"
 )
 
-// ServerOptions are how a [Server] works. The zero value serves without uploads.
-type ServerOptions struct {
+// Options are how a [Server] works. The zero value serves without uploads.
+type Options struct {
 	// Tokens say who may upload. Without them nobody may.
 	Tokens *Tokens
 	// ReadOnly refuses uploads whoever asks.
@@ -54,7 +57,7 @@ type ServerOptions struct {
 
 	// Pages makes the handler of everything that is not part of the API from a state of the
 	// index. It is called once for each state. Nil has no such pages.
-	Pages func(*Catalog) http.Handler
+	Pages func(*index.Catalog) http.Handler
 
 	// Log gets what an operator should know; nil discards it.
 	Log *slog.Logger
@@ -63,13 +66,13 @@ type ServerOptions struct {
 }
 
 // Server answers requests for an index: the simple API of every view, the files, uploads in the
-// legacy format of PyPI, and whatever [ServerOptions.Pages] adds. It never asks another
+// legacy format of PyPI, and whatever [Options.Pages] adds. It never asks another
 // index for anything.
 //
 // Readers work on an immutable snapshot, so that they never wait for a writer.
 type Server struct {
-	store   *Store
-	opts    ServerOptions
+	store   *index.Store
+	opts    Options
 	metrics serverMetrics
 	uploads *uploader
 	started time.Time
@@ -79,8 +82,8 @@ type Server struct {
 	reload  sync.Mutex // held while the next snapshot is made
 }
 
-// NewServer makes a server for the index in store and reads its state.
-func NewServer(ctx context.Context, store *Store, opts ServerOptions) (*Server, error) {
+// New makes a server for the index in store and reads its state.
+func New(ctx context.Context, store *index.Store, opts Options) (*Server, error) {
 	if opts.MaxFileBytes == 0 {
 		opts.MaxFileBytes = 4 << 30
 	}
@@ -125,7 +128,7 @@ func (s *Server) Close() error {
 }
 
 // Catalog returns the state that is being served.
-func (s *Server) Catalog() *Catalog { return s.current.Load().catalog }
+func (s *Server) Catalog() *index.Catalog { return s.current.Load().catalog }
 
 // Reload looks whether the index has changed and if so serves the new state.
 func (s *Server) Reload(ctx context.Context) error {
@@ -188,7 +191,7 @@ const sendBuffer = 256 << 10
 
 // snapshot is one state of the index with the pages that were asked for.
 type snapshot struct {
-	catalog  *Catalog
+	catalog  *index.Catalog
 	projects map[string]*projectPages
 	lists    pageCache // project lists and catalog.json
 	web      http.Handler
@@ -198,12 +201,12 @@ type snapshot struct {
 // projectPages is what was made of a project. It lives as long as the project does not change,
 // across snapshots.
 type projectPages struct {
-	project *Project
+	project *index.Project
 	pages   pageCache
-	files   func() map[string]*File // by name
+	files   func() map[string]*index.File // by name
 }
 
-func newSnapshot(catalog *Catalog, old *snapshot, opts ServerOptions) *snapshot {
+func newSnapshot(catalog *index.Catalog, old *snapshot, opts Options) *snapshot {
 	sn := &snapshot{catalog: catalog, projects: map[string]*projectPages{}}
 	// Which files a view shows depends on the project and on the configuration.
 	reusable := old != nil && sameConfig(old.catalog.Config(), catalog.Config())
@@ -220,8 +223,8 @@ func newSnapshot(catalog *Catalog, old *snapshot, opts ServerOptions) *snapshot 
 				sn.size.Add(-pp.pages.size.Load())
 			}
 		}
-		sn.projects[p.Name] = &projectPages{project: p, files: sync.OnceValue(func() map[string]*File {
-			files := make(map[string]*File, len(p.Files))
+		sn.projects[p.Name] = &projectPages{project: p, files: sync.OnceValue(func() map[string]*index.File {
+			files := make(map[string]*index.File, len(p.Files))
 			for i := range p.Files {
 				files[p.Files[i].Filename] = &p.Files[i]
 			}
@@ -234,7 +237,7 @@ func newSnapshot(catalog *Catalog, old *snapshot, opts ServerOptions) *snapshot 
 	return sn
 }
 
-func sameConfig(a, b Config) bool {
+func sameConfig(a, b index.Config) bool {
 	return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b)
 }
 
@@ -255,7 +258,7 @@ type page struct {
 type pageKey struct {
 	view    string // path or alias
 	project string // empty for the list
-	format  Format
+	format  index.Format
 }
 
 // pageCache is a set of pages, each made by the first request for it. There are few, so that the
@@ -561,7 +564,7 @@ func (s *Server) serveSimple(w *recorder, r *http.Request, sn *snapshot, view, r
 		return
 	}
 	if name == "" {
-		s.serveRepresentation(w, r, sn, pageKey{view: view}, &sn.lists, func(f Format) ([]byte, bool) { return v.AppendList(nil, f), true })
+		s.serveRepresentation(w, r, sn, pageKey{view: view}, &sn.lists, func(f index.Format) ([]byte, bool) { return v.AppendList(nil, f), true })
 		return
 	}
 	normal := wheel.NormalizeName(name)
@@ -582,7 +585,7 @@ func (s *Server) serveSimple(w *recorder, r *http.Request, sn *snapshot, view, r
 		redirect(w, r, up+normal+"/")
 		return
 	}
-	s.serveRepresentation(w, r, sn, pageKey{view: view, project: name}, &pp.pages, func(f Format) ([]byte, bool) {
+	s.serveRepresentation(w, r, sn, pageKey{view: view, project: name}, &pp.pages, func(f index.Format) ([]byte, bool) {
 		return v.AppendProject(nil, f, view, name)
 	})
 }
@@ -600,7 +603,7 @@ func redirect(w *recorder, r *http.Request, to string) {
 	w.WriteHeader(http.StatusMovedPermanently)
 }
 
-func (s *Server) serveRepresentation(w *recorder, r *http.Request, sn *snapshot, key pageKey, cache *pageCache, render func(Format) ([]byte, bool)) {
+func (s *Server) serveRepresentation(w *recorder, r *http.Request, sn *snapshot, key pageKey, cache *pageCache, render func(index.Format) ([]byte, bool)) {
 	h := w.Header()
 	rep, ok := negotiate(r.Header, r.URL.RawQuery)
 	if !ok {
@@ -608,9 +611,9 @@ func (s *Server) serveRepresentation(w *recorder, r *http.Request, sn *snapshot,
 		plainError(w, http.StatusNotAcceptable, notAcceptable)
 		return
 	}
-	key.format = HTML
+	key.format = index.HTML
 	if rep == repJSON {
-		key.format = JSON
+		key.format = index.JSON
 	}
 	p := sn.page(cache, key, s.opts.PageCacheBytes, func() ([]byte, bool) { return render(key.format) })
 	if p.missing {
@@ -687,13 +690,13 @@ func (s *Server) serveFile(w *recorder, r *http.Request, sn *snapshot) {
 		return
 	}
 	name, metadata := strings.CutSuffix(parts[2], ".metadata")
-	project, _, err := splitName(name)
+	project, _, err := index.ParseName(name)
 	if err != nil {
 		notFound(w)
 		return
 	}
 	pp := sn.projects[project]
-	if pp == nil || pp.project.Status == Quarantined {
+	if pp == nil || pp.project.Status == index.Quarantined {
 		notFound(w)
 		return
 	}

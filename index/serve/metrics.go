@@ -1,4 +1,4 @@
-package index
+package serve
 
 import (
 	"bufio"
@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"sync/atomic"
 	"time"
+
+	"github.com/kiln-build/kiln/index"
 )
 
 // handlerKind is the part of a server that answered, for metrics.
@@ -198,7 +200,7 @@ func (w *recorder) ReadFrom(src io.Reader) (int64, error) {
 }
 
 // catalogBytes is the size of all hosted files.
-func catalogBytes(c *Catalog) int64 {
+func catalogBytes(c *index.Catalog) int64 {
 	var n int64
 	for p := range c.Projects() {
 		n += projectBytes(p)
@@ -206,7 +208,7 @@ func catalogBytes(c *Catalog) int64 {
 	return n
 }
 
-func projectBytes(p *Project) int64 {
+func projectBytes(p *index.Project) int64 {
 	var n int64
 	for i := range p.Files {
 		if p.Files[i].Base == "" {

@@ -1,4 +1,4 @@
-package index_test
+package serve_test
 
 import (
 	"errors"
@@ -12,16 +12,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/serve"
 )
 
 func TestTokens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "tokens.json")
-	tokens, err := index.OpenTokens(path)
+	tokens, err := serve.OpenTokens(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, token, err := tokens.Create(t.Context(), index.NewToken{Note: "ci", Projects: []string{"Flash_Attn", "exllama*"}})
+	secret, token, err := tokens.Create(t.Context(), serve.NewToken{Note: "ci", Projects: []string{"Flash_Attn", "exllama*"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestTokens(t *testing.T) {
 	}
 
 	// Another process sees it.
-	other, err := index.OpenTokens(path)
+	other, err := serve.OpenTokens(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestTokens(t *testing.T) {
 		t.Errorf("found (-want +got):\n%s", diff)
 	}
 	for project, want := range map[string]bool{"flash-attn": true, "exllamav2": true, "exllama": true, "flash-attn-2": false, "torch": false, "": false} {
-		if got := found.Allows(index.ScopeUpload, project); got != want {
+		if got := found.Allows(serve.ScopeUpload, project); got != want {
 			t.Errorf("upload of %q allowed: %v, want %v", project, got, want)
 		}
 	}
@@ -60,52 +60,52 @@ func TestTokens(t *testing.T) {
 		t.Error("a token for uploads may yank")
 	}
 	for _, wrong := range []string{"", "kiln_", secret[:len(secret)-1], secret + "A", strings.ToUpper(secret)} {
-		if _, err := other.Lookup(wrong); !errors.Is(err, index.ErrNoToken) {
+		if _, err := other.Lookup(wrong); !errors.Is(err, serve.ErrNoToken) {
 			t.Errorf("lookup of a wrong secret: %v", err)
 		}
 	}
 
-	if err := tokens.Revoke(t.Context(), "ffffffff0"); !errors.Is(err, index.ErrNoToken) {
+	if err := tokens.Revoke(t.Context(), "ffffffff0"); !errors.Is(err, serve.ErrNoToken) {
 		t.Errorf("revoking no token: %v", err)
 	}
 	if err := tokens.Revoke(t.Context(), token.ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := other.Lookup(secret); !errors.Is(err, index.ErrNoToken) {
+	if _, err := other.Lookup(secret); !errors.Is(err, serve.ErrNoToken) {
 		t.Errorf("a revoked token is found: %v", err)
 	}
 }
 
 func TestTokenExpires(t *testing.T) {
-	tokens, err := index.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
+	tokens, err := serve.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, _, err := tokens.Create(t.Context(), index.NewToken{Projects: []string{"*"}, Expires: time.Now().Add(-time.Second)})
+	secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}, Expires: time.Now().Add(-time.Second)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tokens.Lookup(secret); !errors.Is(err, index.ErrNoToken) {
+	if _, err := tokens.Lookup(secret); !errors.Is(err, serve.ErrNoToken) {
 		t.Errorf("an expired token is found: %v", err)
 	}
 }
 
 func TestTokenPatterns(t *testing.T) {
-	tokens, err := index.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
+	tokens, err := serve.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, pattern := range []string{"", "a/b", "a b", "<x>", "föö"} {
-		if _, _, err := tokens.Create(t.Context(), index.NewToken{Projects: []string{pattern}}); err == nil {
+		if _, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{pattern}}); err == nil {
 			t.Errorf("the pattern %q is accepted", pattern)
 		}
 	}
-	_, token, err := tokens.Create(t.Context(), index.NewToken{Projects: []string{"a*b*c"}})
+	_, token, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"a*b*c"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for project, want := range map[string]bool{"abc": true, "a-b-c": true, "aXbYbZc": true, "ab": false, "abcd": false, "xabc": false, "acb": false} {
-		if got := token.Allows(index.ScopeUpload, project); got != want {
+		if got := token.Allows(serve.ScopeUpload, project); got != want {
 			t.Errorf("a*b*c matches %q: %v, want %v", project, got, want)
 		}
 	}
@@ -117,9 +117,9 @@ func TestTokensConcurrently(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 10 {
 		wait.Go(func() {
-			tokens, err := index.OpenTokens(path)
+			tokens, err := serve.OpenTokens(path)
 			if err == nil {
-				_, _, err = tokens.Create(t.Context(), index.NewToken{Projects: []string{"*"}})
+				_, _, err = tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}})
 			}
 			if err != nil {
 				t.Error(err)
@@ -127,7 +127,7 @@ func TestTokensConcurrently(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	tokens, err := index.OpenTokens(path)
+	tokens, err := serve.OpenTokens(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestTokensBrokenFile(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := index.OpenTokens(path); err == nil {
+		if _, err := serve.OpenTokens(path); err == nil {
 			t.Errorf("%q is read as a file of tokens", text)
 		}
 	}

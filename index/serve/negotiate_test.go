@@ -1,4 +1,4 @@
-package index
+package serve
 
 import (
 	"math/rand/v2"
@@ -9,43 +9,44 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 )
 
 func TestNegotiate(t *testing.T) {
-	j, h, latest := TypeJSON, TypeHTML, "application/vnd.pypi.simple.latest+json"
+	j, h, latest := index.TypeJSON, index.TypeHTML, "application/vnd.pypi.simple.latest+json"
 	tests := []struct {
 		accept, query string
 		want          string // "" is a 406
 	}{
-		{accept: "", want: TypeText},
-		{accept: "*/*", want: TypeText},
-		{accept: " , ", want: TypeText},
+		{accept: "", want: index.TypeText},
+		{accept: "*/*", want: index.TypeText},
+		{accept: " , ", want: index.TypeText},
 		{accept: j + ", " + h + "; q=0.1, text/html; q=0.01", want: j}, // pip
 		{accept: j + ", " + h + ";q=0.2, text/html;q=0.01", want: j},   // uv
 		{accept: j + ", */*;q=0.1", want: j},                           // poetry
-		{accept: "text/html;q=0.9, " + j + ";q=0.5", want: TypeText},
+		{accept: "text/html;q=0.9, " + j + ";q=0.5", want: index.TypeText},
 		{accept: j + ", text/html", want: j},
 		{accept: h + ", text/html", want: h},
-		{accept: j + ";q=0, text/html", want: TypeText},
-		{accept: j + ";q=0, */*", want: TypeText},
+		{accept: j + ";q=0, text/html", want: index.TypeText},
+		{accept: j + ";q=0, */*", want: index.TypeText},
 		{accept: latest, want: j},
 		{accept: strings.ToUpper(latest), want: j},
 		{accept: "application/*", want: h},
-		{accept: "text/*", want: TypeText},
+		{accept: "text/*", want: index.TypeText},
 		{accept: "*/*;q=0.1, text/html;q=0", want: h},
-		{accept: "*/*, " + j + ";q=0.1", want: TypeText},
-		{accept: "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8", want: TypeText},
+		{accept: "*/*, " + j + ";q=0.1", want: index.TypeText},
+		{accept: "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8", want: index.TypeText},
 		{accept: "application/json", want: ""},
 		{accept: "text/html;q=0", want: ""},
-		{accept: "text/html;level=1;q=0.5", want: TypeText},
+		{accept: "text/html;level=1;q=0.5", want: index.TypeText},
 		{accept: "text/html;q=2", want: ""},
 		{accept: "text/html;q=x, " + j + ";q=0.1", want: j},
 		{accept: "text/html;q=0.0001", want: ""},
 		{accept: "text/html ; q = 0.5 , " + j + "\t;\tq=0.6", want: j},
-		{accept: strings.Repeat("a/b,", 100) + j, want: TypeText},
-		{accept: strings.Repeat("a", 9000), want: TypeText},
-		{accept: j, query: "format=text/html", want: TypeText},
+		{accept: strings.Repeat("a/b,", 100) + j, want: index.TypeText},
+		{accept: strings.Repeat("a", 9000), want: index.TypeText},
+		{accept: j, query: "format=text/html", want: index.TypeText},
 		{accept: "application/json", query: "x=1&format=application/vnd.pypi.simple.v1+json", want: j},
 		{query: "format=application%2Fvnd.pypi.simple.v1%2Bhtml", want: h},
 		{query: "format=json", want: ""},
@@ -69,7 +70,7 @@ func TestNegotiate(t *testing.T) {
 
 // TestNegotiateOrder: the order of the ranges in a header has no meaning.
 func TestNegotiateOrder(t *testing.T) {
-	ranges := []string{TypeJSON, TypeHTML, TypeText, "*/*", "application/*", "text/*", "a/b", "application/vnd.pypi.simple.latest+html"}
+	ranges := []string{index.TypeJSON, index.TypeHTML, index.TypeText, "*/*", "application/*", "text/*", "a/b", "application/vnd.pypi.simple.latest+html"}
 	rapid.Check(t, func(t *rapid.T) {
 		parts := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) string {
 			return rapid.SampledFrom(ranges).Draw(t, "range") + rapid.SampledFrom([]string{"", ";q=0", ";q=0.5", ";q=1.000", ";q=.5"}).Draw(t, "q")

@@ -1,4 +1,4 @@
-package index_test
+package serve_test
 
 import (
 	"archive/tar"
@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/indextest"
+	"github.com/kiln-build/kiln/index/serve"
 )
 
 // testSdist makes a source distribution whose one folder is root.
@@ -119,7 +121,7 @@ const (
 // hostileArchives are contents of evil-1.0-py3-none-any.whl.
 func hostileArchives(t *testing.T) map[string][]byte {
 	t.Helper()
-	good := testWheel(t, evil, nil)
+	good := indextest.Wheel(t, evil, nil)
 	build := func(change func(z *rawZip)) []byte {
 		z := &rawZip{}
 		z.store(evilInfo+"METADATA", evilMeta)
@@ -192,15 +194,15 @@ func hostileArchives(t *testing.T) map[string][]byte {
 			z.store(evilInfo+"RECORD", "")
 			return z.bytes(3)
 		}(),
-		"no metadata":      testZip(t, map[string]string{evilInfo + "WHEEL": evilTags}),
-		"no WHEEL":         testZip(t, map[string]string{evilInfo + "METADATA": evilMeta}),
-		"no RECORD":        testZip(t, map[string]string{evilInfo + "METADATA": evilMeta, evilInfo + "WHEEL": evilTags}),
-		"no dist-info":     testZip(t, map[string]string{"evil.py": "x"}),
-		"another name":     testWheel(t, evil, map[string]string{evilInfo + "METADATA": strings.Replace(evilMeta, "evil", "torch", 1)}),
-		"another version":  testWheel(t, evil, map[string]string{evilInfo + "METADATA": strings.Replace(evilMeta, "1.0\n", "2.0\n", 1)}),
-		"version with tag": testWheel(t, evil, map[string]string{evilInfo + "METADATA": strings.Replace(evilMeta, "1.0\n", "1.0+cu128\n", 1)}),
-		"broken metadata":  testWheel(t, evil, map[string]string{evilInfo + "METADATA": "\x00\x01\x02"}),
-		"wrong digest":     bytes.Replace(testWheel(t, evil, nil), []byte("answer = 42"), []byte("answer = 43"), 1),
+		"no metadata":      indextest.Zip(t, map[string]string{evilInfo + "WHEEL": evilTags}),
+		"no WHEEL":         indextest.Zip(t, map[string]string{evilInfo + "METADATA": evilMeta}),
+		"no RECORD":        indextest.Zip(t, map[string]string{evilInfo + "METADATA": evilMeta, evilInfo + "WHEEL": evilTags}),
+		"no dist-info":     indextest.Zip(t, map[string]string{"evil.py": "x"}),
+		"another name":     indextest.Wheel(t, evil, map[string]string{evilInfo + "METADATA": strings.Replace(evilMeta, "evil", "torch", 1)}),
+		"another version":  indextest.Wheel(t, evil, map[string]string{evilInfo + "METADATA": strings.Replace(evilMeta, "1.0\n", "2.0\n", 1)}),
+		"version with tag": indextest.Wheel(t, evil, map[string]string{evilInfo + "METADATA": strings.Replace(evilMeta, "1.0\n", "1.0+cu128\n", 1)}),
+		"broken metadata":  indextest.Wheel(t, evil, map[string]string{evilInfo + "METADATA": "\x00\x01\x02"}),
+		"wrong digest":     bytes.Replace(indextest.Wheel(t, evil, nil), []byte("answer = 42"), []byte("answer = 43"), 1),
 	}
 	// A directory that ends elsewhere than the archive says.
 	shifted := bytes.Clone(good)
@@ -315,7 +317,7 @@ func hostileForms() map[string]string {
 // TestHostile: more than 200 hostile names, archives and requests. Each gets a clear answer from
 // the 400s, nothing of it is published or left behind, and the server goes on.
 func TestHostile(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{Stall: 5 * time.Second})
+	f := newFixture(t, serve.Options{Stall: 5 * time.Second})
 	n := 0
 	refused := func(name string, status int, body string) {
 		t.Helper()
@@ -330,7 +332,7 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%.100q: the answer tells too much: %.300s", name, body)
 		}
 	}
-	content := testWheel(t, evil, nil)
+	content := indextest.Wheel(t, evil, nil)
 	for _, name := range hostileNames {
 		got := f.upload(f.form(name, content).set("name", "evil").set("version", "1.0"))
 		refused("name "+name, got.StatusCode, got.body)
@@ -418,9 +420,9 @@ func (f *fixture) raw(request string) (status int, body string) {
 
 // TestMarkup: what a wheel says of itself stays text in pages.
 func TestMarkup(t *testing.T) {
-	f := newFixture(t, index.ServerOptions{})
+	f := newFixture(t, serve.Options{})
 	metadata := strings.Replace(evilMeta, "Version: 1.0\n", "Version: 1.0\nRequires-Python: >=3.8\nSummary: <script>alert(1)</script>\n", 1)
-	got := f.upload(f.form(evil, testWheel(t, evil, map[string]string{evilInfo + "METADATA": metadata})))
+	got := f.upload(f.form(evil, indextest.Wheel(t, evil, map[string]string{evilInfo + "METADATA": metadata})))
 	if got.StatusCode != 200 {
 		t.Fatalf("%d %s", got.StatusCode, got.body)
 	}

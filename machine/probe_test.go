@@ -4,10 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
-	"fmt"
-	"io/fs"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/fstest"
 	"testing/synctest"
 	"time"
 	"unicode/utf16"
@@ -27,223 +22,15 @@ import (
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/machine"
+	"github.com/kiln-build/kiln/machine/machinetest"
 )
 
-// A fake is a machine that is made up: files, and what programs print.
-type fake struct {
-	os, arch string
-	env      []string
-	files    map[string]string
-	// programs maps a command line, words separated by spaces, to its output. An output
-	// that begins with "!" is a failure. A program is a file as well.
-	programs map[string]string
-	registry map[string]string
-	root     bool
-}
-
-func (f *fake) sep() string {
-	if f.os == "windows" {
-		return `\`
-	}
-	return "/"
-}
-
-func (f *fake) host() *machine.Host {
-	if f.arch == "" {
-		f.arch = "amd64"
-	}
-	files := maps.Clone(f.files)
-	if files == nil {
-		files = map[string]string{}
-	}
-	for line := range f.programs {
-		// Only the first word is a path, which may have spaces on Windows.
-		name := line
-		if i := strings.Index(line, ".exe "); i >= 0 {
-			name = line[:i+4]
-		} else if f.os != "windows" {
-			name, _, _ = strings.Cut(line, " ")
-		}
-		if _, ok := files[name]; !ok {
-			files[name] = ""
-		}
-	}
-	info := func(name string, dir bool) fs.FileInfo {
-		m := fstest.MapFS{"x": {Mode: 0o755}}
-		if dir {
-			m = fstest.MapFS{"x/y": {}}
-		}
-		i, _ := m.Stat("x")
-		return i
-	}
-	return &machine.Host{
-		OS: f.os, Arch: f.arch, Env: f.env, Root: f.root,
-		ReadFile: func(name string) ([]byte, error) {
-			if d, ok := files[name]; ok {
-				return []byte(d), nil
-			}
-			return nil, fs.ErrNotExist
-		},
-		Stat: func(name string) (fs.FileInfo, error) {
-			if _, ok := files[name]; ok {
-				return info(name, false), nil
-			}
-			for n := range files {
-				if strings.HasPrefix(n, strings.TrimSuffix(name, f.sep())+f.sep()) {
-					return info(name, true), nil
-				}
-			}
-			return nil, fs.ErrNotExist
-		},
-		ReadDir: func(name string) ([]string, error) {
-			var out []string
-			for n := range files {
-				if rest, ok := strings.CutPrefix(n, strings.TrimSuffix(name, f.sep())+f.sep()); ok {
-					first, _, _ := strings.Cut(rest, f.sep())
-					if !slices.Contains(out, first) {
-						out = append(out, first)
-					}
-				}
-			}
-			slices.Sort(out)
-			if len(out) == 0 {
-				return nil, fs.ErrNotExist
-			}
-			return out, nil
-		},
-		Run: func(_ context.Context, argv []string, _ string) ([]byte, error) {
-			out, ok := f.programs[strings.Join(argv, " ")]
-			if !ok {
-				return nil, fmt.Errorf("%s: %w", argv[0], exec.ErrNotFound)
-			}
-			if text, bad := strings.CutPrefix(out, "!"); bad {
-				return []byte(text), errors.New("exit status 1")
-			}
-			return []byte(out), nil
-		},
-		FreeSpace: func(string) (int64, error) { return 50 << 30, nil },
-		Registry: func(key, value string) (string, bool) {
-			v, ok := f.registry[key+`\`+value]
-			return v, ok
-		},
-	}
-}
-
-const nvcc128 = `nvcc: NVIDIA (R) Cuda compiler driver
-Copyright (c) 2005-2025 NVIDIA Corporation
-Built on Fri_Feb_21_20:23:50_PST_2025
-Cuda compilation tools, release 12.8, V12.8.93
-Build cuda_12.8.r12.8/compiler.35583870_0
-`
-
-const smi = "nvidia-smi --query-gpu=index,uuid,name,compute_cap,driver_version,memory.total --format=csv,noheader"
-
-// python answers for an interpreter in prefix.
-func python(prefix, version string) string {
-	return fmt.Sprintf(`{"version": %q, "soabi": "cpython-312-x86_64-linux-gnu", "ext_suffix": ".cpython-312-x86_64-linux-gnu.so", "free_threaded": false,
- "include": "/usr/include/python3.12", "prefix": %q, "base_prefix": "/usr", "scripts": %q, "site_packages": [%q]}`,
-		version, prefix, prefix+"/bin", prefix+"/lib/python3.12/site-packages")
-}
-
-func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "") }
-
-const torchVersion = `from typing import Optional
-
-__all__ = ['__version__', 'debug', 'cuda', 'git_version', 'hip', 'rocm', 'xpu']
-__version__ = '2.9.0+cu128'
-debug = False
-cuda: Optional[str] = '12.8'
-git_version = '0fabc3ba44823f257e70ce397d989c8de5e362c1'
-hip: Optional[str] = None
-rocm: Optional[str] = None
-xpu: Optional[str] = None
-`
-
-// workstation is an Ubuntu machine with everything.
-func workstation() *fake {
-	const site = "/venv/lib/python3.12/site-packages/torch/"
-	f := &fake{
-		os:  "linux",
-		env: []string{"PATH=/venv/bin:/usr/local/cuda/bin:/usr/bin", "VIRTUAL_ENV=/venv"},
-		files: map[string]string{
-			"/etc/os-release":                           "PRETTY_NAME=\"Ubuntu 24.04.3 LTS\"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID=\"24.04\"\n",
-			"/proc/cpuinfo":                             "processor\t: 0\nmodel name\t: x\n\nprocessor\t: 1\n\nprocessor\t: 2\n\nprocessor\t: 3\n",
-			"/sys/fs/cgroup/cpu.max":                    "200000 100000\n",
-			"/proc/meminfo":                             "MemTotal: 65536000 kB\nMemAvailable:   33554432 kB\n",
-			"/sys/fs/cgroup/memory.max":                 "max\n",
-			"/proc/mounts":                              "/dev/sda / ext4 rw 0 0\ntmpfs /tmp tmpfs rw,nosuid,noexec 0 0\nsrv:/home /home nfs4 rw 0 0\n",
-			"/proc/driver/nvidia/version":               "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)  \nGCC version:  gcc version 15.3.0 (GCC) \n",
-			"/usr/lib/x86_64-linux-gnu/libcuda.so.1":    "",
-			"/usr/include/python3.12/Python.h":          "",
-			"/usr/local/cuda/bin/ptxas":                 "",
-			"/usr/local/cuda/bin/cudafe++":              "",
-			"/usr/local/cuda/bin/fatbinary":             "",
-			"/usr/local/cuda/nvvm/bin/cicc":             "",
-			"/usr/local/cuda/include/cuda_runtime.h":    "",
-			"/usr/local/cuda/include/crt/host_config.h": "#if defined(__GNUC__)\n#if __GNUC__ > 14\n#error\n",
-			"/usr/local/cuda/lib64/libcudart.so":        "",
-			site + "version.py":                         torchVersion,
-		},
-		programs: map[string]string{
-			"/usr/bin/c++ --version":                   "c++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0\nCopyright (C) 2023\n",
-			"/usr/bin/g++ --version":                   "g++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0\n",
-			"/usr/bin/g++-9 --version":                 "g++-9 (Ubuntu 9.5.0-6ubuntu2) 9.5.0\n",
-			"/usr/bin/g++-14 --version":                "g++-14 (Ubuntu 14.2.0-4ubuntu2~24.04) 14.2.0\n",
-			"/usr/bin/clang++ --version":               "Ubuntu clang version 18.1.3 (1ubuntu1)\nTarget: x86_64-pc-linux-gnu\n",
-			"/usr/local/cuda/bin/nvcc --version":       nvcc128,
-			"/usr/local/cuda/bin/nvcc --list-gpu-code": "sm_50\nsm_75\nsm_80\nsm_86\nsm_89\nsm_90\nsm_100\nsm_101\nsm_120\n",
-			"/venv/bin/python -":                       oneLine(python("/venv", "3.12.3")),
-			"/venv/bin/ninja --version":                "1.11.1.git.kitware.jobserver-1\n",
-			"/usr/bin/ccache --version":                "ccache version 4.9.1\nFeatures: file-storage\n",
-			"/usr/bin/git --version":                   "git version 2.43.0\n",
-			"/usr/bin/" + smi:                          "0, GPU-11111111-2222-3333-4444-555555555555, NVIDIA H200, 9.0, 580.159.04, 143771 MiB\n",
-			"getconf GNU_LIBC_VERSION":                 "glibc 2.39\n",
-		},
-	}
-	for _, l := range []string{"libc10.so", "libtorch_cpu.so", "libtorch_python.so", "libc10_cuda.so", "libtorch_cuda.so"} {
-		f.files[site+"lib/"+l] = ""
-	}
-	return f
-}
-
-// distribution makes the toolkit that of a distribution, whose nvcc is a script that picks a compiler.
-func distribution(f *fake) {
-	for name, text := range f.files {
-		if rest, ok := strings.CutPrefix(name, "/usr/local/cuda/"); ok {
-			delete(f.files, name)
-			f.files["/usr/"+rest] = text
-		}
-	}
-	for name, text := range f.programs {
-		if rest, ok := strings.CutPrefix(name, "/usr/local/cuda/bin/"); ok {
-			delete(f.programs, name)
-			f.programs["/usr/bin/"+rest] = text
-		}
-	}
-	f.files["/usr/lib/nvidia-cuda-toolkit/bin/nvcc"] = ""
-	f.files["/usr/include/crt/host_config.h"] = "#if __GNUC__ > 12\n"
-}
-
-// debianTorch makes the torch that of a distribution: some of its libraries are those of the system.
-func debianTorch(f *fake) {
-	const from, to = "/venv/lib/python3.12/site-packages/torch/", "/usr/lib/python3/dist-packages/torch/"
-	for name, text := range f.files {
-		if rest, ok := strings.CutPrefix(name, from); ok {
-			delete(f.files, name)
-			f.files[to+rest] = text
-		}
-	}
-	delete(f.files, to+"lib/libtorch_cuda.so")
-	f.files["/usr/lib/x86_64-linux-gnu/libtorch_cuda.so.2.9"] = ""
-	f.programs["/venv/bin/python -"] = strings.ReplaceAll(f.programs["/venv/bin/python -"], "/venv/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages")
-}
-
-func probe(f *fake, opts machine.ProbeOptions) *machine.Machine {
-	return machine.Probe(context.Background(), f.host(), opts)
+func probe(f *machinetest.Fake, opts machine.ProbeOptions) *machine.Machine {
+	return machine.Probe(context.Background(), f.Host(), opts)
 }
 
 func TestProbeWorkstation(t *testing.T) {
-	m := probe(workstation(), machine.ProbeOptions{WorkDir: "/home/user/src", TempDir: "/tmp/x"})
+	m := probe(machinetest.Workstation(), machine.ProbeOptions{WorkDir: "/home/user/src", TempDir: "/tmp/x"})
 	want := &machine.Machine{
 		OS: "linux", Arch: "amd64", Distribution: "ubuntu debian", Release: "24.04", SystemName: "Ubuntu 24.04.3 LTS", GLIBC: "2.39",
 		CPUs: 2, CPUQuota: 2, MemoryBytes: 32 << 30, FreeDiskBytes: 50 << 30, TempNoExec: true, NetworkFileSystem: "nfs4",
@@ -281,7 +68,7 @@ func TestProbeWorkstation(t *testing.T) {
 	if diff := cmp.Diff("machine c++ python python-headers torch ninja nvcc hipcc ccache sccache git podman docker gpu nvcc-host-compiler", strings.Join(order, " ")); diff != "" {
 		t.Errorf("results (-want +got):\n%s", diff)
 	}
-	again := probe(workstation(), machine.ProbeOptions{WorkDir: "/home/user/src", TempDir: "/tmp/x"})
+	again := probe(machinetest.Workstation(), machine.ProbeOptions{WorkDir: "/home/user/src", TempDir: "/tmp/x"})
 	if diff := cmp.Diff(m, again, cmpopts.IgnoreFields(machine.Result{}, "Elapsed")); diff != "" {
 		t.Errorf("two looks differ:\n%s", diff)
 	}
@@ -312,141 +99,145 @@ func TestExamine(t *testing.T) {
 	const all = "build-c++ build-cuda compile-at-import run-cuda"
 	tests := []struct {
 		name   string
-		change func(f *fake)
+		change func(f *machinetest.Fake)
 		want   []string
 		able   string
 		fix    string // in the first fix
 	}{
-		{"nothing", func(*fake) {}, []string{}, all, ""},
-		{"no compiler", func(f *fake) {
-			for p := range f.programs {
+		{"nothing", func(*machinetest.Fake) {}, []string{}, all, ""},
+		{"no compiler", func(f *machinetest.Fake) {
+			for p := range f.Programs {
 				if strings.Contains(p, "++") {
-					delete(f.programs, p)
+					delete(f.Programs, p)
 				}
 			}
 		}, []string{"warning no-compiler"}, "run-cuda", "sudo apt-get install -y g++"},
-		{"broken compiler", func(f *fake) {
-			for p := range f.programs {
+		{"broken compiler", func(f *machinetest.Fake) {
+			for p := range f.Programs {
 				if strings.Contains(p, "++") {
-					f.programs[p] = "!c++: error while loading shared libraries: libz.so.1"
+					f.Programs[p] = "!c++: error while loading shared libraries: libz.so.1"
 				}
 			}
 		}, []string{"error no-compiler"}, "run-cuda", "sudo apt-get install -y g++"},
-		{"no ninja", func(f *fake) { delete(f.programs, "/venv/bin/ninja --version") }, []string{"warning ninja-missing"}, "build-c++ build-cuda run-cuda", "pip install ninja"},
-		{"ninja off PATH", func(f *fake) {
-			f.env = []string{"PATH=/usr/local/cuda/bin:/usr/bin", "VIRTUAL_ENV=/venv"}
+		{"no ninja", func(f *machinetest.Fake) { delete(f.Programs, "/venv/bin/ninja --version") }, []string{"warning ninja-missing"}, "build-c++ build-cuda run-cuda", "pip install ninja"},
+		{"ninja off PATH", func(f *machinetest.Fake) {
+			f.Env = []string{"PATH=/usr/local/cuda/bin:/usr/bin", "VIRTUAL_ENV=/venv"}
 		}, []string{"warning ninja-missing"}, "build-c++ build-cuda run-cuda", `export PATH="/venv/bin:$PATH"`},
-		{"no headers", func(f *fake) { delete(f.files, "/usr/include/python3.12/Python.h") }, []string{"warning python-headers"}, "run-cuda", "sudo apt-get install -y python3.12-dev"},
-		{"no toolkit", func(f *fake) {
-			for n := range f.files {
+		{"no headers", func(f *machinetest.Fake) { delete(f.Files, "/usr/include/python3.12/Python.h") }, []string{"warning python-headers"}, "run-cuda", "sudo apt-get install -y python3.12-dev"},
+		{"no toolkit", func(f *machinetest.Fake) {
+			for n := range f.Files {
 				if strings.HasPrefix(n, "/usr/local/cuda") {
-					delete(f.files, n)
+					delete(f.Files, n)
 				}
 			}
-			delete(f.programs, "/usr/local/cuda/bin/nvcc --version")
-			delete(f.programs, "/usr/local/cuda/bin/nvcc --list-gpu-code")
+			delete(f.Programs, "/usr/local/cuda/bin/nvcc --version")
+			delete(f.Programs, "/usr/local/cuda/bin/nvcc --list-gpu-code")
 		}, []string{"warning no-nvcc"}, "build-c++ run-cuda", "repos/ubuntu2404/x86_64/cuda-keyring_1.1-1_all.deb && sudo dpkg -i cuda-keyring_1.1-1_all.deb && sudo apt-get update && sudo apt-get install -y cuda-toolkit-12-8"},
-		{"CUDA_HOME is wrong", func(f *fake) {
-			f.env = append(f.env, "CUDA_HOME=/opt/old-cuda", "PATH=/venv/bin:/usr/bin")
-			for n := range f.files {
+		{"CUDA_HOME is wrong", func(f *machinetest.Fake) {
+			f.Env = append(f.Env, "CUDA_HOME=/opt/old-cuda", "PATH=/venv/bin:/usr/bin")
+			for n := range f.Files {
 				if strings.HasPrefix(n, "/usr/local/cuda") {
-					delete(f.files, n)
+					delete(f.Files, n)
 				}
 			}
-			delete(f.programs, "/usr/local/cuda/bin/nvcc --version")
-			delete(f.programs, "/usr/local/cuda/bin/nvcc --list-gpu-code")
+			delete(f.Programs, "/usr/local/cuda/bin/nvcc --version")
+			delete(f.Programs, "/usr/local/cuda/bin/nvcc --list-gpu-code")
 		}, []string{"error no-nvcc"}, "build-c++ run-cuda", "unset CUDA_HOME"},
-		{"toolkit without ptxas", func(f *fake) { delete(f.files, "/usr/local/cuda/bin/ptxas") }, []string{"error no-nvcc"}, "build-c++ run-cuda", "cuda-toolkit-12-8"},
-		{"nvcc does not run", func(f *fake) { f.programs["/usr/local/cuda/bin/nvcc --version"] = "!nvcc: cannot execute binary file" }, []string{"error no-nvcc"}, "build-c++ run-cuda", "cuda-toolkit-12-8"},
-		{"torch for another CUDA", func(f *fake) {
-			f.files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cu130'\ncuda: Optional[str] = '13.0'\n"
+		{"toolkit without ptxas", func(f *machinetest.Fake) { delete(f.Files, "/usr/local/cuda/bin/ptxas") }, []string{"error no-nvcc"}, "build-c++ run-cuda", "cuda-toolkit-12-8"},
+		{"nvcc does not run", func(f *machinetest.Fake) {
+			f.Programs["/usr/local/cuda/bin/nvcc --version"] = "!nvcc: cannot execute binary file"
+		}, []string{"error no-nvcc"}, "build-c++ run-cuda", "cuda-toolkit-12-8"},
+		{"torch for another CUDA", func(f *machinetest.Fake) {
+			f.Files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cu130'\ncuda: Optional[str] = '13.0'\n"
 		}, []string{"error cuda-mismatch"}, "build-c++ run-cuda", "cuda-toolkit-13-0"},
-		{"torch for another CUDA, its toolkit is there", func(f *fake) {
-			f.files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cu130'\ncuda: Optional[str] = '13.0'\n"
-			f.programs["/usr/local/cuda-13.0/bin/nvcc --version"] = "Cuda compilation tools, release 13.0, V13.0.88\n"
+		{"torch for another CUDA, its toolkit is there", func(f *machinetest.Fake) {
+			f.Files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cu130'\ncuda: Optional[str] = '13.0'\n"
+			f.Programs["/usr/local/cuda-13.0/bin/nvcc --version"] = "Cuda compilation tools, release 13.0, V13.0.88\n"
 		}, []string{"error cuda-mismatch", "note toolkit-differs"}, "build-c++ run-cuda", "export CUDA_HOME=/usr/local/cuda-13.0"},
-		{"CPU torch", func(f *fake) {
-			f.files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cpu'\ncuda: Optional[str] = None\n"
+		{"CPU torch", func(f *machinetest.Fake) {
+			f.Files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cpu'\ncuda: Optional[str] = None\n"
 		}, []string{"error torch-cpu"}, "build-c++ build-cuda", "--index-url https://download.pytorch.org/whl/cu130"},
-		{"torch lacks a library", func(f *fake) { delete(f.files, "/venv/lib/python3.12/site-packages/torch/lib/libc10_cuda.so") }, []string{"error damaged-module"}, all, "--force-reinstall torch"},
-		{"gcc too new, an older one is there", func(f *fake) {
-			f.files["/usr/local/cuda/include/crt/host_config.h"] = "#if __GNUC__ > 12\n"
+		{"torch lacks a library", func(f *machinetest.Fake) {
+			delete(f.Files, "/venv/lib/python3.12/site-packages/torch/lib/libc10_cuda.so")
+		}, []string{"error damaged-module"}, all, "--force-reinstall torch"},
+		{"gcc too new, an older one is there", func(f *machinetest.Fake) {
+			f.Files["/usr/local/cuda/include/crt/host_config.h"] = "#if __GNUC__ > 12\n"
 		}, []string{"error host-compiler"}, "build-c++ run-cuda", "export CUDAHOSTCXX=/usr/bin/g++-9"},
-		{"gcc too new", func(f *fake) {
-			f.files["/usr/local/cuda/include/crt/host_config.h"] = "#if __GNUC__ > 12\n"
-			delete(f.programs, "/usr/bin/g++-9 --version")
+		{"gcc too new", func(f *machinetest.Fake) {
+			f.Files["/usr/local/cuda/include/crt/host_config.h"] = "#if __GNUC__ > 12\n"
+			delete(f.Programs, "/usr/bin/g++-9 --version")
 		}, []string{"error host-compiler"}, "build-c++ run-cuda", "sudo apt-get install -y g++-12"},
-		{"CUDAHOSTCXX", func(f *fake) { f.env = append(f.env, "CUDAHOSTCXX=g++-14") }, []string{}, all, ""},
-		{"CUDAHOSTCXX with a path, CC", func(f *fake) {
-			f.env = append(f.env, "CC=/opt/gcc/bin/gcc", "CXX=ccache /opt/gcc/bin/g++")
-			f.programs["/opt/gcc/bin/g++ --version"] = "g++ (GCC) 13.3.0\n"
+		{"CUDAHOSTCXX", func(f *machinetest.Fake) { f.Env = append(f.Env, "CUDAHOSTCXX=g++-14") }, []string{}, all, ""},
+		{"CUDAHOSTCXX with a path, CC", func(f *machinetest.Fake) {
+			f.Env = append(f.Env, "CC=/opt/gcc/bin/gcc", "CXX=ccache /opt/gcc/bin/g++")
+			f.Programs["/opt/gcc/bin/g++ --version"] = "g++ (GCC) 13.3.0\n"
 		}, []string{}, all, ""},
-		{"CUDAHOSTCXX is wrong", func(f *fake) { f.env = append(f.env, "CUDAHOSTCXX=g++-11") }, []string{"error no-compiler"}, "build-c++ run-cuda", "unset CUDAHOSTCXX"},
-		{"CUDAHOSTCXX is too new", func(f *fake) {
-			f.env = append(f.env, "CUDAHOSTCXX=g++-14")
-			f.files["/usr/local/cuda/include/crt/host_config.h"] = "#if __GNUC__ > 13\n"
+		{"CUDAHOSTCXX is wrong", func(f *machinetest.Fake) { f.Env = append(f.Env, "CUDAHOSTCXX=g++-11") }, []string{"error no-compiler"}, "build-c++ run-cuda", "unset CUDAHOSTCXX"},
+		{"CUDAHOSTCXX is too new", func(f *machinetest.Fake) {
+			f.Env = append(f.Env, "CUDAHOSTCXX=g++-14")
+			f.Files["/usr/local/cuda/include/crt/host_config.h"] = "#if __GNUC__ > 13\n"
 		}, []string{"error host-compiler"}, "build-c++ run-cuda", "export CUDAHOSTCXX=/usr/bin/c++"},
-		{"only clang", func(f *fake) {
-			for p := range f.programs {
+		{"only clang", func(f *machinetest.Fake) {
+			for p := range f.Programs {
 				if strings.Contains(p, "g++") || strings.Contains(p, "bin/c++") {
-					delete(f.programs, p)
+					delete(f.Programs, p)
 				}
 			}
-			f.programs["/usr/bin/clang++ --version"] = "clang version 18.1.3\n"
+			f.Programs["/usr/bin/clang++ --version"] = "clang version 18.1.3\n"
 		}, []string{"error no-compiler"}, "build-c++ run-cuda", "sudo apt-get install -y g++"},
-		{"driver too old", func(f *fake) {
-			f.programs["/usr/bin/"+smi] = "0, GPU-1, NVIDIA GeForce GTX 1080, 6.1, 470.82.01, 8119 MiB\n"
+		{"driver too old", func(f *machinetest.Fake) {
+			f.Programs["/usr/bin/"+machinetest.SMI] = "0, GPU-1, NVIDIA GeForce GTX 1080, 6.1, 470.82.01, 8119 MiB\n"
 		}, []string{"error driver-old", "error no-kernel-image"}, "build-c++ build-cuda compile-at-import", "update the NVIDIA driver to 525.60.13"},
-		{"nvidia-smi fails", func(f *fake) {
-			f.programs["/usr/bin/"+smi] = "!Failed to initialize NVML: Driver/library version mismatch\n"
+		{"nvidia-smi fails", func(f *machinetest.Fake) {
+			f.Programs["/usr/bin/"+machinetest.SMI] = "!Failed to initialize NVML: Driver/library version mismatch\n"
 		}, []string{"error no-device"}, "build-c++ build-cuda compile-at-import", "--gpus all"},
-		{"GPUs hidden", func(f *fake) { f.env = append(f.env, "CUDA_VISIBLE_DEVICES=") }, []string{"note no-device"}, "build-c++ build-cuda compile-at-import", "unset CUDA_VISIBLE_DEVICES"},
-		{"arch list is nonsense", func(f *fake) { f.env = append(f.env, "TORCH_CUDA_ARCH_LIST=9.0;99") }, []string{"error arch-unsupported"}, all, "TORCH_CUDA_ARCH_LIST"},
-		{"variable that nothing reads", func(f *fake) { f.env = append(f.env, "FLASH_ATTENTION_CUDA_ARCHS=90") }, []string{"warning arch-ignored"}, all, "FLASH_ATTN_CUDA_ARCHS"},
-		{"Fedora", func(f *fake) {
-			f.files["/etc/os-release"] = "ID=rocky\nID_LIKE=\"rhel centos fedora\"\n"
-			delete(f.files, "/usr/include/python3.12/Python.h")
+		{"GPUs hidden", func(f *machinetest.Fake) { f.Env = append(f.Env, "CUDA_VISIBLE_DEVICES=") }, []string{"note no-device"}, "build-c++ build-cuda compile-at-import", "unset CUDA_VISIBLE_DEVICES"},
+		{"arch list is nonsense", func(f *machinetest.Fake) { f.Env = append(f.Env, "TORCH_CUDA_ARCH_LIST=9.0;99") }, []string{"error arch-unsupported"}, all, "TORCH_CUDA_ARCH_LIST"},
+		{"variable that nothing reads", func(f *machinetest.Fake) { f.Env = append(f.Env, "FLASH_ATTENTION_CUDA_ARCHS=90") }, []string{"warning arch-ignored"}, all, "FLASH_ATTN_CUDA_ARCHS"},
+		{"Fedora", func(f *machinetest.Fake) {
+			f.Files["/etc/os-release"] = "ID=rocky\nID_LIKE=\"rhel centos fedora\"\n"
+			delete(f.Files, "/usr/include/python3.12/Python.h")
 		}, []string{"warning python-headers"}, "run-cuda", "sudo dnf install -y python3.12-devel"},
-		{"Python without headers, not the system's", func(f *fake) {
-			f.programs["/venv/bin/python -"] = strings.ReplaceAll(f.programs["/venv/bin/python -"], "/usr/include", "/opt/python/include")
+		{"Python without headers, not the system's", func(f *machinetest.Fake) {
+			f.Programs["/venv/bin/python -"] = strings.ReplaceAll(f.Programs["/venv/bin/python -"], "/usr/include", "/opt/python/include")
 		}, []string{"warning python-headers"}, "run-cuda", "does not come from the system"},
-		{"CPU torch without a GPU", func(f *fake) {
-			f.files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cpu'\ncuda: Optional[str] = None\n"
-			delete(f.programs, "/usr/bin/"+smi)
-			delete(f.files, "/proc/driver/nvidia/version")
+		{"CPU torch without a GPU", func(f *machinetest.Fake) {
+			f.Files["/venv/lib/python3.12/site-packages/torch/version.py"] = "__version__ = '2.9.0+cpu'\ncuda: Optional[str] = None\n"
+			delete(f.Programs, "/usr/bin/"+machinetest.SMI)
+			delete(f.Files, "/proc/driver/nvidia/version")
 		}, []string{"warning torch-cpu"}, "build-c++ build-cuda", "--index-url https://download.pytorch.org/whl/cu128"},
-		{"root needs no sudo", func(f *fake) {
-			f.root = true
-			delete(f.files, "/usr/include/python3.12/Python.h")
+		{"root needs no sudo", func(f *machinetest.Fake) {
+			f.Root = true
+			delete(f.Files, "/usr/include/python3.12/Python.h")
 		}, []string{"warning python-headers"}, "run-cuda", "apt-get install -y python3.12-dev"},
-		{"distribution's nvcc, gcc too new", func(f *fake) {
-			distribution(f)
-			delete(f.programs, "/usr/bin/g++-9 --version")
+		{"distribution's nvcc, gcc too new", func(f *machinetest.Fake) {
+			machinetest.Distribution(f)
+			delete(f.Programs, "/usr/bin/g++-9 --version")
 		}, []string{"error host-compiler"}, "build-c++ run-cuda", "sudo apt-get install -y g++-12"},
-		{"distribution's nvcc, an older gcc is there", distribution, []string{}, all, ""},
-		{"distribution's nvcc without a compiler", func(f *fake) {
-			distribution(f)
+		{"distribution's nvcc, an older gcc is there", machinetest.Distribution, []string{}, all, ""},
+		{"distribution's nvcc without a compiler", func(f *machinetest.Fake) {
+			machinetest.Distribution(f)
 			for _, c := range []string{"c++", "g++", "g++-9", "g++-14"} {
-				delete(f.programs, "/usr/bin/"+c+" --version")
+				delete(f.Programs, "/usr/bin/"+c+" --version")
 			}
 		}, []string{"error no-compiler"}, "build-c++ run-cuda", "sudo apt-get install -y g++"},
-		{"distribution's torch without a toolkit", func(f *fake) {
-			debianTorch(f)
-			delete(f.programs, "/usr/local/cuda/bin/nvcc --version")
-			delete(f.programs, "/usr/local/cuda/bin/nvcc --list-gpu-code")
+		{"distribution's torch without a toolkit", func(f *machinetest.Fake) {
+			machinetest.DebianTorch(f)
+			delete(f.Programs, "/usr/local/cuda/bin/nvcc --version")
+			delete(f.Programs, "/usr/local/cuda/bin/nvcc --list-gpu-code")
 		}, []string{"warning no-nvcc"}, "build-c++ run-cuda", "sudo apt-get install -y nvidia-cuda-toolkit"},
-		{"distribution's torch for the CPU", func(f *fake) {
-			debianTorch(f)
-			f.files["/usr/lib/python3/dist-packages/torch/version.py"] = "__version__ = '2.9.0+debian'\n"
+		{"distribution's torch for the CPU", func(f *machinetest.Fake) {
+			machinetest.DebianTorch(f)
+			f.Files["/usr/lib/python3/dist-packages/torch/version.py"] = "__version__ = '2.9.0+debian'\n"
 		}, []string{"error torch-cpu"}, "build-c++ build-cuda", "sudo apt-get install -y python3-torch-cuda libtorch-cuda-dev"},
-		{"cudart from PyPI", func(f *fake) {
-			delete(f.files, "/usr/local/cuda/lib64/libcudart.so")
-			f.files["/usr/local/cuda/lib64/libcudart.so.12"] = ""
+		{"cudart from PyPI", func(f *machinetest.Fake) {
+			delete(f.Files, "/usr/local/cuda/lib64/libcudart.so")
+			f.Files["/usr/local/cuda/lib64/libcudart.so.12"] = ""
 		}, []string{"warning link-lib"}, "build-c++ run-cuda", "ln -s libcudart.so.12 /usr/local/cuda/lib64/libcudart.so"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			f := workstation()
+			f := machinetest.Workstation()
 			tt.change(f)
 			r := machine.Examine(probe(f, machine.ProbeOptions{}), nil)
 			if diff := cmp.Diff(tt.want, problems(r)); diff != "" {
@@ -468,14 +259,14 @@ func TestExamine(t *testing.T) {
 // TestToolkitOrder: what is searched where, and that 12.10 is above 12.9.
 func TestToolkitOrder(t *testing.T) {
 	release := func(v string) string { return "Cuda compilation tools, release " + v + ", V" + v + ".1\n" }
-	f := &fake{os: "linux", env: []string{"PATH=/usr/bin", "CUDA_HOME=/cuda/home/", "CUDA_PATH=/cuda/path", "CONDA_PREFIX=/conda"}, programs: map[string]string{
+	f := &machinetest.Fake{OS: "linux", Env: []string{"PATH=/usr/bin", "CUDA_HOME=/cuda/home/", "CUDA_PATH=/cuda/path", "CONDA_PREFIX=/conda"}, Programs: map[string]string{
 		"/cuda/home/bin/nvcc --version":            release("12.4"),
 		"/cuda/path/bin/nvcc --version":            release("12.5"),
 		"/usr/bin/nvcc --version":                  release("11.8"),
 		"/conda/bin/nvcc --version":                release("12.1"),
 		"/usr/local/cuda-12.9/bin/nvcc --version":  release("12.9"),
 		"/usr/local/cuda-12.10/bin/nvcc --version": release("12.10"),
-	}, files: map[string]string{"/usr/lib/nvidia-cuda-toolkit/bin/nvcc": ""}}
+	}, Files: map[string]string{"/usr/lib/nvidia-cuda-toolkit/bin/nvcc": ""}}
 	var got []string
 	for _, c := range probe(f, machine.ProbeOptions{}).CUDA {
 		got = append(got, c.Source+" "+c.Version+" "+c.Layout)
@@ -491,44 +282,8 @@ func TestToolkitOrder(t *testing.T) {
 	}
 }
 
-func windowsFake() *fake {
-	const (
-		vs     = `C:\Program Files (x86)\Microsoft Visual Studio`
-		vs22   = `C:\Program Files\Microsoft Visual Studio\2022\Community`
-		site   = `C:\venv\Lib\site-packages`
-		python = `{"version": "3.12.3", "include": "C:\\Python312\\Include", "prefix": "C:\\venv", "base_prefix": "C:\\Python312", "scripts": "C:\\venv\\Scripts", "site_packages": ["C:\\venv\\Lib\\site-packages"]}`
-	)
-	where := vs + `\Installer\vswhere.exe -latest -prerelease -products * -requires Microsoft.VisualStudio.Component.VC.Tools.x86.x64 -property installationPath -utf8`
-	return &fake{
-		os: "windows",
-		env: []string{
-			`Path=C:\Windows\System32`, `ProgramFiles=C:\Program Files`, `ProgramW6432=C:\Program Files`, `ProgramFiles(x86)=C:\Program Files (x86)`, `VIRTUAL_ENV=C:\venv`, `SystemRoot=C:\Windows`,
-			`CUDA_PATH_V12_10=C:\cuda1210`, `CUDA_PATH_V12_4=C:\cuda124`, `CUDA_PATH_V11_8=C:\cuda118`,
-		},
-		files: map[string]string{
-			vs22 + `\VC\Tools\MSVC\14.9.1\bin\Hostx64\x64\cl.exe`:                     "",
-			vs22 + `\VC\Tools\MSVC\14.39.33519\bin\Hostx64\x64\cl.exe`:                "",
-			vs22 + `\VC\Auxiliary\Build\vcvarsall.bat`:                                "",
-			vs + `\2019\BuildTools\VC\Tools\MSVC\14.29.30133\bin\Hostx64\x64\cl.exe`:  "",
-			vs + `\2017\Preview\VC\Tools\MSVC\14.16.27023\bin\Hostx86\x86\cl.exe`:     "", // no 64-bit compiler
-			`C:\Program Files (x86)\Microsoft Visual Studio 14.0\VC\bin\amd64\cl.exe`: "",
-			`C:\Python312\Include\Python.h`:                                           "",
-			site + `\torch\version.py`:                                                torchVersion,
-			site + `\torch\lib\c10.dll`:                                               "",
-		},
-		programs: map[string]string{
-			where:                                vs22 + "\r\n",
-			`C:\venv\Scripts\python.exe -`:       python,
-			`C:\cuda1210\bin\nvcc.exe --version`: "Cuda compilation tools, release 12.10, V12.10.1\r\n",
-			`C:\cuda124\bin\nvcc.exe --version`:  "Cuda compilation tools, release 12.4, V12.4.131\r\n",
-			`C:\Windows\System32\nvidia-smi.exe --query-gpu=index,uuid,name,compute_cap,driver_version,memory.total --format=csv,noheader`: "0, GPU-1, NVIDIA GeForce RTX 4090, 8.9, 560.94, 24564 MiB\r\n",
-		},
-		registry: map[string]string{`Software\Microsoft\VisualStudio\SxS\VC7\14.0`: `C:\Program Files (x86)\Microsoft Visual Studio 14.0\VC\`},
-	}
-}
-
 func TestProbeWindows(t *testing.T) {
-	m := probe(windowsFake(), machine.ProbeOptions{})
+	m := probe(machinetest.Windows(), machine.ProbeOptions{})
 	want := []machine.MSVC{
 		{
 			Home: `C:\Program Files\Microsoft Visual Studio\2022\Community`, CL: `C:\Program Files\Microsoft Visual Studio\2022\Community\VC\Tools\MSVC\14.39.33519\bin\Hostx64\x64\cl.exe`,
@@ -568,10 +323,10 @@ func TestProbeWindows(t *testing.T) {
 	}
 
 	t.Run("developer shell", func(t *testing.T) {
-		f := windowsFake()
-		f.env = append(f.env, `Path=C:\VS\VC\Tools\MSVC\14.44.35207\bin\Hostx64\x64;C:\Windows\System32`, "VSCMD_ARG_TGT_ARCH=x64", `CUDA_HOME=C:\cuda124`)
-		f.files[`C:\VS\VC\Tools\MSVC\14.44.35207\bin\Hostx64\x64\cl.exe`] = ""
-		f.programs[`C:\cuda124\bin\nvcc.exe --version`] = "Cuda compilation tools, release 12.3, V12.3.52\r\n"
+		f := machinetest.Windows()
+		f.Env = append(f.Env, `Path=C:\VS\VC\Tools\MSVC\14.44.35207\bin\Hostx64\x64;C:\Windows\System32`, "VSCMD_ARG_TGT_ARCH=x64", `CUDA_HOME=C:\cuda124`)
+		f.Files[`C:\VS\VC\Tools\MSVC\14.44.35207\bin\Hostx64\x64\cl.exe`] = ""
+		f.Programs[`C:\cuda124\bin\nvcc.exe --version`] = "Cuda compilation tools, release 12.3, V12.3.52\r\n"
 		m := probe(f, machine.ProbeOptions{})
 		if got := m.MSVC[0]; got.Source != "developer shell" || got.Toolset != "14.44.35207" || got.MSCVer != 1944 || got.Home != `C:\VS` {
 			t.Errorf("%+v", got)
@@ -584,15 +339,15 @@ func TestProbeWindows(t *testing.T) {
 		}
 	})
 	t.Run("32-bit compiler on PATH", func(t *testing.T) {
-		f := windowsFake()
-		f.env = append(f.env, `Path=C:\VS\VC\Tools\MSVC\14.39.1\bin\Hostx86\x86`)
-		f.files[`C:\VS\VC\Tools\MSVC\14.39.1\bin\Hostx86\x86\cl.exe`] = ""
+		f := machinetest.Windows()
+		f.Env = append(f.Env, `Path=C:\VS\VC\Tools\MSVC\14.39.1\bin\Hostx86\x86`)
+		f.Files[`C:\VS\VC\Tools\MSVC\14.39.1\bin\Hostx86\x86\cl.exe`] = ""
 		if r := probe(f, machine.ProbeOptions{}).Result("cl"); r.Status != machine.Unsupported {
 			t.Errorf("%+v", r)
 		}
 	})
 	t.Run("nothing", func(t *testing.T) {
-		f := &fake{os: "windows"} // no variables at all: the search must not stumble
+		f := &machinetest.Fake{OS: "windows"} // no variables at all: the search must not stumble
 		m := probe(f, machine.ProbeOptions{})
 		if r := m.Result("cl"); r.Status != machine.Missing {
 			t.Errorf("%+v", r)
@@ -613,36 +368,27 @@ func utf16le(s string) string {
 
 func TestVCVars(t *testing.T) {
 	m := machine.MSVC{VCVarsAll: `C:\VS\VC\Auxiliary\Build\vcvarsall.bat`}
-	f := &fake{os: "windows", programs: map[string]string{
+	f := &machinetest.Fake{OS: "windows", Programs: map[string]string{
 		`cmd /u /c "C:\VS\VC\Auxiliary\Build\vcvarsall.bat" x86_amd64 >nul && set`:                   utf16le("Path=C:\\VS\\bin;C:\\Ärger\r\nINCLUDE=C:\\inc\r\nLib=C:\\lib\r\n"),
 		`cmd /u /c "C:\VS\VC\Auxiliary\Build\vcvarsall.bat" x86_amd64 -vcvars_ver=14.39 >nul && set`: utf16le("PATH=x\r\n"),
 	}}
-	got, err := machine.VCVars(t.Context(), f.host(), m, "")
+	got, err := machine.VCVars(t.Context(), f.Host(), m, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(map[string]string{"PATH": `C:\VS\bin;C:\Ärger`, "INCLUDE": `C:\inc`, "LIB": `C:\lib`}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if _, err := machine.VCVars(t.Context(), f.host(), m, "14.39"); err == nil || !strings.Contains(err.Error(), "INCLUDE") {
+	if _, err := machine.VCVars(t.Context(), f.Host(), m, "14.39"); err == nil || !strings.Contains(err.Error(), "INCLUDE") {
 		t.Errorf("an environment without INCLUDE: %v", err)
 	}
-	if _, err := machine.VCVars(t.Context(), f.host(), machine.MSVC{}, ""); err == nil {
+	if _, err := machine.VCVars(t.Context(), f.Host(), machine.MSVC{}, ""); err == nil {
 		t.Error("no script, no error")
 	}
 }
 
 func TestProbeROCm(t *testing.T) {
-	f := &fake{os: "linux", env: []string{"PATH=/usr/bin"}, files: map[string]string{
-		"/opt/rocm-6.2.4/.info/version":                           "6.2.4-118\n",
-		"/opt/rocm-6.2.4/bin/hipcc":                               "",
-		"/opt/rocm-5.7.0/.info/version":                           "5.7.0-1\n",
-		"/sys/class/kfd/kfd/topology/nodes/0/properties":          "cpu_cores_count 64\ngfx_target_version 0\n",
-		"/sys/class/kfd/kfd/topology/nodes/10/properties":         "gfx_target_version 110000\n",
-		"/sys/class/kfd/kfd/topology/nodes/2/properties":          "simd_count 440\ngfx_target_version 90010\n",
-		"/usr/include/python3.12/Python.h":                        "",
-		"/lib/site/lib/python3.12/site-packages/torch/version.py": "__version__ = '2.6.0+rocm6.2.4'\ncuda = None\nhip = '6.2.41134-65d174c3e'\n",
-	}, programs: map[string]string{"/usr/bin/python3 -": oneLine(python("/lib/site", "3.12.1")), "/usr/bin/g++ --version": "g++ (GCC) 14.1.0\n"}}
+	f := machinetest.ROCm()
 	m := probe(f, machine.ProbeOptions{})
 	wantKits := []machine.ROCmToolkit{{Home: "/opt/rocm-6.2.4", HIPCC: "/opt/rocm-6.2.4/bin/hipcc", Version: "6.2.4", Source: "/opt"}, {Home: "/opt/rocm-5.7.0", Version: "5.7.0", Source: "/opt"}}
 	if diff := cmp.Diff(wantKits, m.ROCm); diff != "" {
@@ -728,8 +474,8 @@ func TestTorchABI(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := workstation()
-		f.files["/venv/lib/python3.12/site-packages/torch/lib/libc10.so"] = string(data)
+		f := machinetest.Workstation()
+		f.Files["/venv/lib/python3.12/site-packages/torch/lib/libc10.so"] = string(data)
 		m := probe(f, machine.ProbeOptions{})
 		if m.Torch.CXX11ABI != abi {
 			t.Errorf("ABI %q, want %q", m.Torch.CXX11ABI, abi)
@@ -747,22 +493,22 @@ func TestTorchABI(t *testing.T) {
 // FuzzProbe: whatever files contain and programs print, looking at the machine and
 // judging it ends without a fault.
 func FuzzProbe(f *testing.F) {
-	w := workstation()
-	f.Add(w.files["/etc/os-release"], torchVersion, w.programs["/usr/bin/"+smi], nvcc128, w.files["/proc/mounts"], w.programs["/venv/bin/python -"], "\x7fELF")
+	w := machinetest.Workstation()
+	f.Add(w.Files["/etc/os-release"], machinetest.TorchVersion, w.Programs["/usr/bin/"+machinetest.SMI], machinetest.NVCC128, w.Files["/proc/mounts"], w.Programs["/venv/bin/python -"], "\x7fELF")
 	f.Add("ID='a\\\"b'", "cuda = '1'\n__version__ = \"2\"", "0, x, y, [N/A], 390.1\n", "release 99.9, V99.9.9", "a b c", "{}", "")
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, release, torch, gpus, nvcc, system, interpreter, library string) {
-		w := workstation()
-		w.files["/etc/os-release"] = release
-		w.files["/venv/lib/python3.12/site-packages/torch/version.py"] = torch
-		w.files["/venv/lib/python3.12/site-packages/torch/lib/libc10.so"] = library
+		w := machinetest.Workstation()
+		w.Files["/etc/os-release"] = release
+		w.Files["/venv/lib/python3.12/site-packages/torch/version.py"] = torch
+		w.Files["/venv/lib/python3.12/site-packages/torch/lib/libc10.so"] = library
 		for _, n := range []string{"/proc/mounts", "/proc/meminfo", "/proc/cpuinfo", "/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/memory.max", "/proc/driver/nvidia/version", "/sys/class/kfd/kfd/topology/nodes/1/properties", "/proc/driver/nvidia/gpus/0/information", "/opt/rocm/.info/version"} {
-			w.files[n] = system
+			w.Files[n] = system
 		}
-		w.programs["/usr/bin/"+smi] = gpus
-		w.programs["/usr/local/cuda/bin/nvcc --version"] = nvcc
-		w.programs["/usr/local/cuda/bin/nvcc --list-gpu-code"] = nvcc
-		w.programs["/venv/bin/python -"] = interpreter
+		w.Programs["/usr/bin/"+machinetest.SMI] = gpus
+		w.Programs["/usr/local/cuda/bin/nvcc --version"] = nvcc
+		w.Programs["/usr/local/cuda/bin/nvcc --list-gpu-code"] = nvcc
+		w.Programs["/venv/bin/python -"] = interpreter
 		m := probe(w, machine.ProbeOptions{WorkDir: "/home/x", TempDir: "/tmp/x"})
 		r := machine.Examine(m, nil)
 		if len(r.Abilities) == 0 {
@@ -773,8 +519,8 @@ func FuzzProbe(f *testing.F) {
 				t.Errorf("incomplete: %+v", p)
 			}
 		}
-		env := &fake{os: "windows", programs: map[string]string{`cmd /u /c "x" x86_amd64 >nul && set`: system}}
-		if _, err := machine.VCVars(t.Context(), env.host(), machine.MSVC{VCVarsAll: "x"}, ""); err == nil && system == "" {
+		env := &machinetest.Fake{OS: "windows", Programs: map[string]string{`cmd /u /c "x" x86_amd64 >nul && set`: system}}
+		if _, err := machine.VCVars(t.Context(), env.Host(), machine.MSVC{VCVarsAll: "x"}, ""); err == nil && system == "" {
 			t.Error("an empty environment is accepted")
 		}
 	})
@@ -784,7 +530,7 @@ func FuzzProbe(f *testing.F) {
 // long for the test compile is not broken.
 func TestSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := workstation().host()
+		h := machinetest.Workstation().Host()
 		run := h.Run
 		h.Run = func(ctx context.Context, argv []string, stdin string) ([]byte, error) {
 			if strings.Contains(argv[0], "nvidia-smi") || slices.Contains(argv, "-shared") {
@@ -840,8 +586,8 @@ func TestSmoke(t *testing.T) {
 
 // TestProbeCache: the folder for compiled modules, and another one where it does not do.
 func TestProbeCache(t *testing.T) {
-	f := workstation()
-	f.files["/proc/mounts"] = "/dev/sda / ext4 rw 0 0\ntmpfs /cache tmpfs rw,noexec 0 0\n"
+	f := machinetest.Workstation()
+	f.Files["/proc/mounts"] = "/dev/sda / ext4 rw 0 0\ntmpfs /cache tmpfs rw,noexec 0 0\n"
 	m := probe(f, machine.ProbeOptions{CacheDirs: []string{"/cache/jit", "/cache/other", "/home/user/.cache/kiln"}})
 	if !m.CacheNoExec || m.CacheDir != "/cache/jit" || m.CacheOther != "/home/user/.cache/kiln" {
 		t.Errorf("cache %q, noexec %v, other %q", m.CacheDir, m.CacheNoExec, m.CacheOther)
@@ -857,7 +603,7 @@ func TestProbeCache(t *testing.T) {
 	if diff := cmp.Diff([]string{"warning disk-full"}, problems(machine.Examine(m, nil))); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
-	h := f.host()
+	h := f.Host()
 	for path, want := range map[string]bool{"/cache": true, "/cache/x/y": true, "/cachet": false, "/home": false} {
 		if got := h.NoExec(path); got != want {
 			t.Errorf("NoExec(%s) = %v", path, got)

@@ -4,7 +4,24 @@ import (
 	"bytes"
 	"debug/elf"
 	"strings"
+
+	"github.com/kiln-build/kiln/compat"
 )
+
+// TorchABI is the C++ ABI with which a wheel of torch for cuda, rocm or neither was compiled, as the
+// table knows it: "0" or "1" as the value of _GLIBCXX_USE_CXX11_ABI, or "" if it does not, or if the
+// system has no such choice.
+func TorchABI(table *compat.Table, torch, cuda, rocm, os string) string {
+	public, _, _ := strings.Cut(torch, "+")
+	val, known := table.CXX11ABI(public, cuda, rocm, os)
+	switch {
+	case !known:
+		return ""
+	case val:
+		return "1"
+	}
+	return "0"
+}
 
 // symbolABI says for which C++ ABI a torch library was compiled, from the names of the
 // functions it exports that take a std::string: "0", "1", or "" if it has none.

@@ -19,7 +19,7 @@ import (
 
 // update rewrites golden files:
 //
-//	go test ./toolchain -update
+//	go test ./machine -update
 var update = flag.Bool("update", false, "rewrite golden files in testdata")
 
 // A logFile is a log of the corpus: what failed, what is known, and what Diagnose has

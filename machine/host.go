@@ -21,6 +21,8 @@ import (
 // one; tests give one that is made up, of any system.
 type Host struct {
 	OS, Arch string // as Go names them
+	// Dir is the working folder, where relative paths begin.
+	Dir string
 	// Env is the environment, as NAME=value. Names are compared without case on Windows.
 	Env []string
 	// ReadFile reads a whole file.
@@ -46,8 +48,9 @@ const maxProbeFile = 64 << 20
 
 // Local is the machine that this program runs on, with the given environment.
 func Local(env []string) *Host {
+	dir, _ := os.Getwd() // without one, relative paths stay as they are
 	return &Host{
-		OS: runtime.GOOS, Arch: runtime.GOARCH, Env: env,
+		OS: runtime.GOOS, Arch: runtime.GOARCH, Dir: dir, Env: env,
 		ReadFile: func(path string) ([]byte, error) {
 			info, err := os.Stat(path)
 			if err != nil {
@@ -138,6 +141,18 @@ func (h *Host) path(elem ...string) string {
 	return filepath.ToSlash(filepath.Join(elem...))
 }
 
+// Abs makes a path independent of the working folder, which the programs that get it may not share.
+func (h *Host) Abs(path string) string {
+	absolute := strings.HasPrefix(path, "/")
+	if h.OS == "windows" {
+		absolute = strings.HasPrefix(path, `\`) || len(path) > 2 && path[1] == ':' && strings.ContainsAny(path[2:3], `/\`)
+	}
+	if path == "" || absolute || h.Dir == "" {
+		return path
+	}
+	return h.path(h.Dir, path)
+}
+
 // exe is the file name of a program.
 func (h *Host) exe(name string) string {
 	if h.OS == "windows" && !strings.HasSuffix(strings.ToLower(name), ".exe") {
@@ -165,13 +180,15 @@ func (h *Host) searchPath() []string {
 	return slices.DeleteFunc(strings.Split(h.Getenv("PATH"), sep), func(d string) bool { return d == "" })
 }
 
-// LookPath finds a program on the PATH of the host's environment.
+// LookPath finds a program on the PATH of the host's environment, or where its path says. What it
+// returns is absolute.
 func (h *Host) LookPath(name string) (string, bool) {
 	if strings.ContainsAny(name, `/\`) {
+		name = h.Abs(name)
 		return name, h.isFile(name)
 	}
 	for _, dir := range h.searchPath() {
-		p := h.path(dir, h.exe(name))
+		p := h.path(h.Abs(dir), h.exe(name))
 		info, err := h.Stat(p)
 		if err != nil || info.IsDir() {
 			continue

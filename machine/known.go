@@ -294,6 +294,36 @@ func networkEntries() []entry {
 			hides: []string{"no-distribution", "dependency-not-found", "python-error"},
 		},
 		{
+			id: "container-runtime", title: "The container runtime does not work", modes: []int{11}, class: ClassFault,
+			cause: "podman or docker is installed, and cannot start a container here: its service does not run, or the kernel, the control groups or the rights of this user do not allow it.",
+			text: []pattern{
+				text("cgroups in hybrid mode", `(?P<hybrid>cgroups in hybrid mode)`),
+				text("onnect to the", `(?i)(?P<down>cannot connect to the docker daemon|failed to connect to the docker api)`), text("onnect to", `(?i)(?P<podman>(?:cannot|unable to) connect to podman)`),
+				text("OCI runtime", `OCI runtime (?:create failed|error|attempted to invoke)`), text("crun: ", `\bcrun: `), text("runc ", `\brunc (?:create|run) failed`),
+			},
+			confirm: func(f *finding) Confidence {
+				// A program that the image lacks is the image's fault.
+				if slices.ContainsFunc(f.lines, func(l string) bool { return strings.Contains(l, "executable file") }) {
+					return ""
+				}
+				return Likely
+			},
+			say: func(f *finding) (string, string) {
+				switch {
+				case f.get("hybrid", "") != "":
+					return "crun cannot start containers here: this machine has control groups of version 1 and 2 at the same time (hybrid mode).",
+						ways("use another OCI runtime: install runc, and set runtime = \"runc\" under [engine] in containers.conf",
+							"or start the machine with version 2 alone: systemd.unified_cgroup_hierarchy=1 on the kernel's command line")
+				case f.get("down", "") != "":
+					return "docker's service does not answer.", startRuntime("docker", f.e.OS, f.e.Root)
+				case f.get("podman", "") != "":
+					return "podman's service does not answer.", startRuntime("podman", f.e.OS, f.e.Root)
+				}
+				return "The container could not be started.", ways("start one by hand, and correct what it says: podman run --rm IMAGE true", "or build on the host")
+			},
+			hides: []string{"image-pull", "python-error"},
+		},
+		{
 			id: "image-not-found", title: "The container image does not exist", modes: []int{11}, class: ClassFault,
 			cause: "The name or the tag is wrong, or was removed: vendors delete images of old toolkits.",
 			text: []pattern{

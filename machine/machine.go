@@ -36,12 +36,14 @@ type Result struct {
 // A Machine is what [Probe] found. Lists are empty and structs zero where there is
 // nothing; Results has one entry a probe, in a fixed order.
 type Machine struct {
-	OS           string `json:"os"`           // as Go names it
-	Arch         string `json:"arch"`         // as Go names it
-	Distribution string `json:"distribution"` // ids of os-release, the nearest first: "ubuntu debian"
-	Release      string `json:"release"`      // of the distribution: "24.04"
-	SystemName   string `json:"system_name"`  // "Ubuntu 24.04.3 LTS"
-	GLIBC        string `json:"glibc,omitempty"`
+	OS           string `json:"os"`              // as Go names it
+	Arch         string `json:"arch"`            // as Go names it
+	Distribution string `json:"distribution"`    // ids of os-release, the nearest first: "ubuntu debian"
+	Release      string `json:"release"`         // of the distribution: "24.04"
+	SystemName   string `json:"system_name"`     // "Ubuntu 24.04.3 LTS"
+	GLIBC        string `json:"glibc,omitempty"` // of Python, where there is one
+	Musl         string `json:"musl,omitempty"`
+	MacOS        string `json:"macos,omitempty"`
 	Root         bool   `json:"root,omitempty"` // no sudo is needed
 
 	CPUs              int     `json:"cpus,omitempty"` // what may be used of them
@@ -133,6 +135,9 @@ func Probe(ctx context.Context, h *Host, opts ProbeOptions) *Machine {
 	start(5, p.tools(ctx)...)
 	start(6, func() Result { return p.driver(ctx) })
 	wait.Wait()
+	if p.pythonGLIBC != "" { // modules are loaded into Python
+		p.m.GLIBC, p.m.Musl = p.pythonGLIBC, ""
+	}
 	p.m.Results = append(slices.Concat(results...), p.hostCompiler(ctx))
 	p.variables()
 	return p.m
@@ -143,6 +148,8 @@ type prober struct {
 	*Host
 	opts ProbeOptions
 	m    *Machine
+
+	pythonGLIBC string // what the interpreter says
 }
 
 // probeVariables change what is built or loaded without a trace on the command line.

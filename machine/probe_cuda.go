@@ -44,7 +44,7 @@ type cudaCandidate struct{ home, source string }
 func (p *prober) cudaPlaces() []cudaCandidate {
 	var out []cudaCandidate
 	add := func(home, source string) {
-		home = strings.TrimRight(home, `/\`)
+		home = strings.TrimRight(p.Abs(home), `/\`)
 		if home != "" && !slices.ContainsFunc(out, func(c cudaCandidate) bool { return c.home == home }) {
 			out = append(out, cudaCandidate{home, source})
 		}

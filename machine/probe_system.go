@@ -83,9 +83,7 @@ func (p *prober) machine(ctx context.Context) Result {
 				p.m.NetworkFileSystem = kind
 			}
 		}
-		if out, err := p.run(ctx, p.opts.Timeout, "getconf", "GNU_LIBC_VERSION"); err == nil {
-			p.m.GLIBC = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(string(out)), "glibc "))
-		}
+		p.libc(ctx)
 	}
 	p.cache()
 	if p.opts.WorkDir != "" && p.FreeSpace != nil {
@@ -94,6 +92,27 @@ func (p *prober) machine(ctx context.Context) Result {
 		}
 	}
 	return r
+}
+
+var (
+	lddGLIBC = regexp.MustCompile(`(?i)(?:glibc|gnu libc|gnu c library)[^\n]*?(\d+\.\d+)`)
+	lddMusl  = regexp.MustCompile(`musl libc[\s\S]*?Version (\d+\.\d+)`)
+)
+
+// libc finds the version of the C library.
+func (p *prober) libc(ctx context.Context) {
+	if out, err := p.run(ctx, p.opts.Timeout, "getconf", "GNU_LIBC_VERSION"); err == nil {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(string(out)), "glibc "); ok {
+			p.m.GLIBC = v
+			return
+		}
+	}
+	out, _ := p.run(ctx, p.opts.Timeout, "ldd", "--version") // musl's answers and fails
+	if m := lddGLIBC.FindSubmatch(out); m != nil {
+		p.m.GLIBC = string(m[1])
+	} else if m := lddMusl.FindSubmatch(out); m != nil {
+		p.m.Musl = string(m[1])
+	}
 }
 
 // cache looks at the folder for compiled modules, and for another one.
@@ -203,20 +222,32 @@ func (p Python) Minor() string {
 	return v
 }
 
-// pythonScript asks an interpreter about itself. It imports nothing but what Python
-// brings.
-const pythonScript = `import json, sys, sysconfig
+// pythonScript asks an interpreter about itself. It imports only the standard library, and not
+// from the working folder. The folders of packages are in the order of sys.path, so that of two
+// torches the one is found that Python would import.
+const pythonScript = `import sys
+sys.path = [p for p in sys.path if p]
+import json, os, platform, sysconfig
 paths = sysconfig.get_paths()
+own = {paths["stdlib"], paths["platstdlib"], os.path.join(paths["platstdlib"], "lib-dynload")}
+sites = [p for p in sys.path if p not in own and not p.endswith((".zip", "lib-dynload", "DLLs"))]
+sites += [paths["platlib"], paths["purelib"]]
 try:
     import site
-    sites = list(site.getsitepackages()) + [site.getusersitepackages()]
+    sites += site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        sites.append(site.getusersitepackages())
 except Exception:
-    sites = []
+    pass
+try:
+    glibc = os.confstr("CS_GNU_LIBC_VERSION").split()[1]
+except Exception:
+    glibc = ""
 print(json.dumps({
     "version": "%d.%d.%d" % sys.version_info[:3], "soabi": sysconfig.get_config_var("SOABI") or "",
     "ext_suffix": sysconfig.get_config_var("EXT_SUFFIX") or "", "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
     "include": paths["include"], "prefix": sys.prefix, "base_prefix": sys.base_prefix, "scripts": paths["scripts"],
-    "site_packages": [paths["platlib"], paths["purelib"]] + sites}))
+    "site_packages": sites, "glibc": glibc, "macos": platform.mac_ver()[0]}))
 `
 
 // python finds an interpreter and asks it.
@@ -253,11 +284,12 @@ func (p *prober) python(ctx context.Context) Result {
 			r.Status, r.Path, r.Detail = Broken, file, firstLine(out, err)
 			continue
 		}
-		py, err := parsePython(out)
+		answer, err := parsePython(out)
 		if err != nil {
 			r.Status, r.Path, r.Detail = Broken, file, "it does not answer: "+err.Error()
 			continue
 		}
+		py := answer.Python
 		py.Path = file
 		var sites []string
 		for _, dir := range py.SitePackages {
@@ -267,7 +299,7 @@ func (p *prober) python(ctx context.Context) Result {
 		}
 		py.SitePackages = sites
 		py.Headers = p.isFile(p.path(py.Include, "Python.h"))
-		p.m.Python = py
+		p.m.Python, p.m.MacOS, p.pythonGLIBC = py, answer.MacOS, answer.GLIBC
 		r.Status, r.Path, r.Value, r.Detail = OK, file, py.Version, ""
 		return r
 	}
@@ -286,16 +318,23 @@ func (p *prober) pythonHeaders() Result {
 	return r
 }
 
+// pythonAnswer is what pythonScript prints.
+type pythonAnswer struct {
+	Python
+	GLIBC string `json:"glibc"`
+	MacOS string `json:"macos"`
+}
+
 // parsePython reads what pythonScript printed; a sitecustomize may have printed
 // something before.
-func parsePython(out []byte) (Python, error) {
+func parsePython(out []byte) (pythonAnswer, error) {
 	text := strings.TrimSpace(string(out))
 	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
 		text = text[i+1:]
 	}
-	var py Python
-	err := json.Unmarshal([]byte(text), &py)
-	return py, err
+	var answer pythonAnswer
+	err := json.Unmarshal([]byte(text), &answer)
+	return answer, err
 }
 
 // firstLine is the first line that a program wrote, or its error.
@@ -410,6 +449,9 @@ func (p *prober) torch() Result {
 			if data, err := p.ReadFile(p.path(home, "lib", "libc10.so")); err == nil {
 				t.CXX11ABI = symbolABI(data)
 			}
+		}
+		if t.CXX11ABI == "" && !t.packaged() {
+			t.CXX11ABI = TorchABI(p.opts.Table, t.Version, t.CUDA, t.HIP, p.OS)
 		}
 		p.m.Torch = t
 		r.Status, r.Path, r.Value = OK, home, t.Version

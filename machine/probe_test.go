@@ -52,7 +52,7 @@ func TestProbeWorkstation(t *testing.T) {
 			Include: "/usr/include/python3.12", Headers: true, Prefix: "/venv", BasePrefix: "/usr", Scripts: "/venv/bin",
 			SitePackages: []string{"/venv/lib/python3.12/site-packages"},
 		},
-		Torch:  machine.Torch{Dir: "/venv/lib/python3.12/site-packages/torch", Version: "2.9.0+cu128", CUDA: "12.8", Git: "0fabc3ba44823f257e70ce397d989c8de5e362c1"},
+		Torch:  machine.Torch{Dir: "/venv/lib/python3.12/site-packages/torch", Version: "2.9.0+cu128", CUDA: "12.8", Git: "0fabc3ba44823f257e70ce397d989c8de5e362c1", CXX11ABI: "1"},
 		Driver: machine.NVIDIADriver{Version: "580.159.04", CUDA: "13.0", Library: true, Source: "nvidia-smi"},
 		GPUs: []machine.GPU{{
 			Vendor: "nvidia", Name: "NVIDIA H200", UUID: "GPU-11111111-2222-3333-4444-555555555555", ComputeCapability: "9.0", MemoryBytes: 143771 << 20,
@@ -230,6 +230,20 @@ func TestExamine(t *testing.T) {
 			machinetest.DebianTorch(f)
 			f.Files["/usr/lib/python3/dist-packages/torch/version.py"] = "__version__ = '2.9.0+debian'\n"
 		}, []string{"error torch-cpu"}, "build-c++ build-cuda", "sudo apt-get install -y python3-torch-cuda libtorch-cuda-dev"},
+		{"docker without its daemon", func(f *machinetest.Fake) {
+			f.Programs["/usr/bin/docker --version"] = "Docker version 28.2.2, build e6534b4\n"
+			f.Programs["/usr/bin/docker version --format {{.Server.Version}}"] = "!Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?\n"
+		}, []string{"warning container-runtime"}, all, "sudo systemctl start docker"},
+		{"docker without its daemon, for root, beside podman", func(f *machinetest.Fake) {
+			f.Root = true
+			f.Programs["/usr/bin/podman --version"] = "podman version 4.3.1\n"
+			f.Programs["/usr/bin/docker --version"] = "Docker version 28.2.2, build e6534b4\n"
+			f.Programs["/usr/bin/docker version --format {{.Server.Version}}"] = "!Cannot connect to the Docker daemon\n"
+		}, []string{"note container-runtime"}, "build-c++ build-cuda build-containers compile-at-import run-cuda", "systemctl start docker"},
+		{"docker with its daemon", func(f *machinetest.Fake) {
+			f.Programs["/usr/bin/docker --version"] = "Docker version 28.2.2, build e6534b4\n"
+			f.Programs["/usr/bin/docker version --format {{.Server.Version}}"] = "28.2.2\n"
+		}, []string{}, "build-c++ build-cuda build-containers compile-at-import run-cuda", ""},
 		{"cudart from PyPI", func(f *machinetest.Fake) {
 			delete(f.Files, "/usr/local/cuda/lib64/libcudart.so")
 			f.Files["/usr/local/cuda/lib64/libcudart.so.12"] = ""
@@ -248,6 +262,11 @@ func TestExamine(t *testing.T) {
 			}
 			if len(r.Problems) > 0 && !strings.Contains(r.Problems[0].Fix, tt.fix) {
 				t.Errorf("fix %q, want %q in it", r.Problems[0].Fix, tt.fix)
+			}
+			for _, p := range r.Problems {
+				if f.Root && strings.Contains(p.Fix, "sudo") {
+					t.Errorf("root is told to use sudo: %s", p.Fix)
+				}
 			}
 			if want := slices.ContainsFunc(tt.want, func(s string) bool { return strings.HasPrefix(s, "error") }); r.HasErrors() != want {
 				t.Errorf("HasErrors is %v", r.HasErrors())
@@ -450,6 +469,66 @@ func TestLocal(t *testing.T) {
 	}
 	if host, ok := compat.Default().HostCompilers(kit.Version); ok && host.GCC[1] != kit.MaxGCC {
 		t.Errorf("nvcc %s accepts gcc up to %d, the table says %d", kit.Version, kit.MaxGCC, host.GCC[1])
+	}
+}
+
+// TestSitePackages: torch is looked for where the interpreter would import it from, and modules of
+// the working folder do not get in the way.
+func TestSitePackages(t *testing.T) {
+	venv := os.Getenv("KILN_PYTHON")
+	if venv == "" {
+		kilntest.Lacking(t, "python", "KILN_PYTHON does not name an interpreter")
+	}
+	venv, err := filepath.Abs(venv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(code string) string {
+		cmd := exec.CommandContext(t.Context(), venv, "-I", "-c", "import os, site, sys; print("+code+")")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	base := t.TempDir()
+	user := filepath.Join(base, "lib", "python"+ask("'%d.%d' % sys.version_info[:2]"), "site-packages")
+	other := t.TempDir()
+	for dir, version := range map[string]string{user: "2.9.0+cu128", other: "2.8.0+cpu"} {
+		if err := os.MkdirAll(filepath.Join(dir, "torch"), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "torch", "version.py"), []byte("__version__ = '"+version+"'\n"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := os.WriteFile("json.py", []byte("raise SystemExit('the wrong json')\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	system := ask("sys._base_executable")
+	for _, tt := range []struct{ name, python, path, want string }{
+		{"an interpreter with user packages", system, "", "2.9.0+cu128"},
+		{"a virtual environment has none", venv, "", ""},
+		{"PYTHONPATH goes first", system, other, "2.8.0+cpu"},
+	} {
+		env := append(os.Environ(), "PYTHONUSERBASE="+base, "PYTHONPATH="+tt.path)
+		m := machine.Probe(t.Context(), machine.Local(env), machine.ProbeOptions{Python: tt.python, Timeout: time.Minute})
+		if m.Python.Version == "" || m.Torch.Version != tt.want {
+			t.Errorf("%s: torch %q, want %q; %+v", tt.name, m.Torch.Version, tt.want, m.Result("python"))
+		}
+		if runtime.GOOS == "linux" && m.GLIBC == "" && m.Musl == "" {
+			t.Errorf("%s: the C library is not known", tt.name)
+		}
+	}
+	// A path that is relative to the working folder is good in any other.
+	rel, err := filepath.Rel(dir, venv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := machine.Probe(t.Context(), machine.Local(os.Environ()), machine.ProbeOptions{Python: rel, Timeout: time.Minute}); !filepath.IsAbs(m.Python.Path) {
+		t.Errorf("%s was found as %s", rel, m.Python.Path)
 	}
 }
 

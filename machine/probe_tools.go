@@ -1,21 +1,37 @@
 package machine
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kiln-build/kiln/compat"
 )
 
 // versionOf runs a program with --version and reads the first version number.
 func (p *prober) versionOf(ctx context.Context, path string) (string, error) {
-	out, err := p.run(ctx, p.opts.Timeout, path, "--version")
+	out, err := p.answer(ctx, path, "--version")
+	return dottedVersion.FindString(out), err
+}
+
+// answer runs a program. If it fails, the error is the first line that it printed.
+func (p *prober) answer(ctx context.Context, argv ...string) (string, error) {
+	out, err := p.run(ctx, p.opts.Timeout, argv...)
 	if err != nil {
-		return "", fmt.Errorf("%s", firstLine(out, err))
+		return "", errors.New(firstLine(out, err))
 	}
-	return dottedVersion.FindString(string(out)), nil
+	return string(out), nil
+}
+
+// needsService reports whether a program is the client of a service without which it does nothing:
+// docker's daemon, and podman's virtual machine where the system is not Linux.
+func (p *prober) needsService(id string) bool {
+	return id == "docker" || id == "podman" && p.OS != "linux"
 }
 
 // ninja looks for ninja on PATH and beside the interpreter.
@@ -66,6 +82,9 @@ func (p *prober) tools(ctx context.Context) []func() Result {
 				return r
 			}
 			v, err := p.versionOf(ctx, path)
+			if err == nil && p.needsService(t.id) {
+				_, err = p.answer(ctx, path, "version", "--format", "{{.Server.Version}}")
+			}
 			r.Status, r.Path, r.Value = OK, path, v
 			if err != nil {
 				r.Status, r.Detail = Broken, err.Error()
@@ -165,7 +184,10 @@ type NVIDIADriver struct {
 	Source  string `json:"source,omitempty"`
 }
 
-var nvrm = regexp.MustCompile(`(?m)^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s`)
+var (
+	nvrm    = regexp.MustCompile(`(?m)^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s`)
+	smiCUDA = regexp.MustCompile(`CUDA (?:UMD )?Version:\s+(\d+\.\d+)`)
+)
 
 // driver looks for GPUs without loading a driver library: that can hang or crash, and
 // must not take this process along. nvidia-smi is a child with a time limit.
@@ -215,16 +237,15 @@ func (p *prober) driver(ctx context.Context) Result {
 	}
 	hide(p.m.GPUs, p.Host)
 	if d.Version != "none" {
-		for _, s := range p.opts.Table.CUDASeries() {
-			drv, ok := p.opts.Table.Driver(s)
-			need := drv.Linux
-			if p.OS == "windows" {
-				need = drv.Windows
-			}
-			if ok && need != "" && compareVersions(d.Version, need) >= 0 {
-				d.CUDA = s
+		if d.Source == "nvidia-smi" {
+			// The driver itself knows best. Without arguments it prints its CUDA.
+			if out, err := p.run(ctx, p.opts.Timeout, smi); err == nil {
+				if m := smiCUDA.FindSubmatch(out); m != nil {
+					d.CUDA = string(m[1])
+				}
 			}
 		}
+		d.CUDA = cmp.Or(d.CUDA, DriverCUDA(p.opts.Table, d.Version, p.OS))
 	}
 	if p.OS == "linux" {
 		p.m.GPUs = append(p.m.GPUs, p.amdGPUs(len(p.m.GPUs))...)
@@ -243,6 +264,23 @@ func (p *prober) driver(ctx context.Context) Result {
 		r.Status, r.Detail = Broken, "a driver is loaded, and no GPU can be seen"
 	}
 	return r
+}
+
+// DriverCUDA is the newest CUDA whose own driver is not newer than this one, as the table knows
+// it; "" if there is none. os is that of Go.
+func DriverCUDA(table *compat.Table, driver, os string) string {
+	best := ""
+	for _, series := range table.CUDASeries() { // ascending
+		d, ok := table.Driver(series)
+		need := d.Linux
+		if os == "windows" {
+			need = cmp.Or(d.Windows, d.Linux) // the numbers of one branch are close
+		}
+		if ok && need != "" && compareVersions(driver, need) >= 0 {
+			best = series
+		}
+	}
+	return best
 }
 
 // parseSMI reads the answer of nvidia-smi: index, uuid, name, capability, driver, memory.

@@ -154,6 +154,23 @@ func (f *finding) installCUDA() string {
 	return c
 }
 
+// startRuntime says how to start the service of podman or docker.
+func startRuntime(runtime, os string, root bool) string {
+	switch {
+	case os != "linux" && os != "" && runtime == "podman":
+		return "podman machine start"
+	case os != "linux" && os != "":
+		return "start Docker Desktop"
+	case runtime == "podman":
+		return "run `podman info` and correct what it says"
+	}
+	sudo := "sudo "
+	if root {
+		sudo = ""
+	}
+	return ways(sudo+"systemctl start docker", "or use podman, which needs no service")
+}
+
 // join lists words: "a, b and c".
 func join(words []string) string {
 	switch len(words) {

@@ -79,6 +79,7 @@ func Examine(m *Machine, table *compat.Table) *Report {
 	x.toolkit()
 	x.torchFit()
 	x.devices()
+	x.containers()
 	x.disks()
 	x.archs()
 	x.abilities()
@@ -229,7 +230,7 @@ func (x *examiner) toolkit() {
 		return
 	}
 	if t.Layout == "pypi" {
-		x.add(compat.Note, "no-nvcc", "export CUDA_HOME="+t.Home, "nvcc %s is installed as a Python package; builds find it only through CUDA_HOME", t.Version)
+		x.add(compat.Note, "no-nvcc", "export CUDA_HOME="+t.Home, "nvcc %s is installed as a Python package: kiln jit uses it, PyTorch's builder finds it only through CUDA_HOME", t.Version)
 	}
 	if len(x.m.CUDA) > 1 {
 		var others []string
@@ -373,6 +374,20 @@ func (x *examiner) devices() {
 	}
 }
 
+// containers says why a container runtime that is there cannot be used. Where another one can, it is
+// only worth a note.
+func (x *examiner) containers() {
+	severity := compat.Warning
+	if x.m.Podman.Path != "" || x.m.Docker.Path != "" {
+		severity = compat.Note
+	}
+	for _, id := range []string{"podman", "docker"} {
+		if r := x.m.Result(id); r.Status == Broken {
+			x.add(severity, "container-runtime", startRuntime(id, x.m.OS, x.m.Root), "%s does not work: %s", r.Path, r.Detail)
+		}
+	}
+}
+
 // minBuildDisk is what the compile of a middle-sized extension needs, beside torch.
 const minBuildDisk = 1 << 30
 
@@ -462,7 +477,13 @@ func (x *examiner) abilities() {
 	complete := hasKit && len(kit.Missing) == 0
 	add(BuildCUDA, "compile CUDA extensions", cxx && headers && complete && hostOK && fits, fmt.Sprintf("CUDA %s, %s, %s", kit.Version, m.Result("nvcc-host-compiler").Value, python),
 		missing(need(cxx, "a working C++ compiler"), need(headers, "Python with its headers"), need(complete, "a complete CUDA toolkit"), need(!complete || hostOK, "a host compiler that nvcc accepts"), need(!complete || fits, "a toolkit of torch's CUDA major version")))
-	add(BuildContainers, "build in containers", m.Podman.Path != "" || m.Docker.Path != "", strings.TrimSpace(toolText("podman", m.Podman)+" "+toolText("docker", m.Docker)), "needs podman or docker")
+	without := "needs podman or docker"
+	for _, id := range []string{"podman", "docker"} {
+		if r := m.Result(id); r.Status == Broken {
+			without = fmt.Sprintf("%s is installed and does not work: %s", id, r.Detail)
+		}
+	}
+	add(BuildContainers, "build in containers", m.Podman.Path != "" || m.Docker.Path != "", strings.TrimSpace(toolText("podman", m.Podman)+" "+toolText("docker", m.Docker)), without)
 	ninja := m.Ninja.OnPath
 	torch := m.Torch.CUDA != "" || m.Torch.HIP != ""
 	add(CompileAtImport, "compile at first import", cxx && headers && complete && hostOK && fits && ninja && torch, "torch "+m.Torch.Version+", ninja "+m.Ninja.Version,

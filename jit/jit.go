@@ -206,6 +206,11 @@ func newLoader(spec *Spec, opts *Options) (*loader, error) {
 	if opts.Host == nil {
 		opts.Host = machine.Local(opts.Env)
 	}
+	// Compilers and the interpreter run in other folders, and the answer is remembered for this path.
+	if strings.ContainsAny(opts.Python, `/\`) { // else it is a name on PATH
+		opts.Python = opts.Host.Abs(opts.Python)
+	}
+	opts.CUDAHome = opts.Host.Abs(opts.CUDAHome)
 	if opts.LockTimeout <= 0 {
 		opts.LockTimeout = time.Hour
 	}

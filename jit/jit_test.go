@@ -198,6 +198,19 @@ print(module.answer())`
 	return strings.TrimSpace(string(out))
 }
 
+// TestRelativePython: an interpreter may be named from the working folder. Another one of the same
+// name in another folder is another question.
+func TestRelativePython(t *testing.T) {
+	p := newProject(t)
+	t.Chdir(filepath.Dir(p.python))
+	opts := p.options()
+	opts.Python = "." + string(filepath.Separator) + filepath.Base(p.python)
+	p.load(opts, jit.SourceBuilt, false, "42")
+	p.load(opts, jit.SourceCache, true, "42")
+	t.Chdir(t.TempDir())
+	_ = p.failure(opts, "no-python")
+}
+
 // TestLoad follows one module through its changes.
 func TestLoad(t *testing.T) {
 	t.Parallel()

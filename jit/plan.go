@@ -139,11 +139,9 @@ func (p *planner) problems() []machine.Diagnosis {
 		out = append(out, p.noHIPCC())
 	}
 	for _, problem := range report.Problems {
-		if !slices.Contains(want, problem.ID) || problem.Severity == compat.Note && problem.ID != "no-nvcc" {
+		// Without any nvcc there is a note too, on a machine that has no use for one.
+		if !slices.Contains(want, problem.ID) || problem.Severity == compat.Note && (problem.ID != "no-nvcc" || p.kit().NVCC != "") {
 			continue
-		}
-		if problem.ID == "no-nvcc" && p.kit().NVCC != "" && len(p.kit().Missing) == 0 {
-			continue // a note about where it is
 		}
 		out = append(out, newDiagnosis(problem.ID, problem.Message, problem.Fix))
 	}

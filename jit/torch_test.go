@@ -260,8 +260,8 @@ func TestCUDA(t *testing.T) {
 	}
 	p.write("tiny.yml", "name: tiny\nsources: [k.cu]\narchs: \"9.0\"\n")
 	p.write("k.cu", cudaSource)
-	opts := p.options()
-	opts.CUDAHome = filepath.Dir(filepath.Dir(homes[0]))
+	opts := p.options() // no CUDA_HOME: the nvcc that a probe finds is the one that is used
+	opts.Env = append(opts.Env, "CUDA_HOME=", "CUDA_PATH=")
 	r := p.load(opts, jit.SourceBuilt, false, "42")
 	if r.Archs != "9.0" {
 		t.Errorf("archs %q", r.Archs)

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/kiln-build/kiln/internal/memory"
 )
 
 // system reads what the distribution says about itself.
@@ -64,13 +66,8 @@ func (p *prober) machine(ctx context.Context) Result {
 				}
 			}
 		}
-		if data, err := p.ReadFile("/proc/meminfo"); err == nil {
-			p.m.MemoryBytes = meminfo(string(data), "MemAvailable")
-		}
-		if data, err := p.ReadFile("/sys/fs/cgroup/memory.max"); err == nil {
-			if limit, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64); err == nil && (p.m.MemoryBytes == 0 || limit < p.m.MemoryBytes) {
-				p.m.MemoryBytes = limit
-			}
+		if m, err := memory.ReadLinux(p.ReadFile); err == nil {
+			p.m.MemoryBytes = m.AvailableBytes
 		}
 		if data, err := p.ReadFile("/proc/mounts"); err == nil {
 			mounts := parseMounts(string(data))
@@ -132,26 +129,6 @@ func (p *prober) cache() {
 			return
 		}
 	}
-}
-
-// meminfo reads a field of /proc/meminfo, in bytes.
-func meminfo(text, field string) int64 {
-	for line := range strings.Lines(text) {
-		name, rest, ok := strings.Cut(line, ":")
-		if !ok || name != field {
-			continue
-		}
-		f := strings.Fields(rest)
-		if len(f) == 0 {
-			return 0
-		}
-		n, err := strconv.ParseInt(f[0], 10, 64)
-		if err != nil {
-			return 0
-		}
-		return n << 10
-	}
-	return 0
 }
 
 type mount struct{ dir, kind, options string }

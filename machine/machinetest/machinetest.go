@@ -157,7 +157,6 @@ func Workstation() *Fake {
 			"/proc/cpuinfo":                             "processor\t: 0\nmodel name\t: x\n\nprocessor\t: 1\n\nprocessor\t: 2\n\nprocessor\t: 3\n",
 			"/sys/fs/cgroup/cpu.max":                    "200000 100000\n",
 			"/proc/meminfo":                             "MemTotal: 65536000 kB\nMemAvailable:   33554432 kB\n",
-			"/sys/fs/cgroup/memory.max":                 "max\n",
 			"/proc/mounts":                              "/dev/sda / ext4 rw 0 0\ntmpfs /tmp tmpfs rw,nosuid,noexec 0 0\nsrv:/home /home nfs4 rw 0 0\n",
 			"/proc/driver/nvidia/version":               "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)  \nGCC version:  gcc version 15.3.0 (GCC) \n",
 			"/usr/lib/x86_64-linux-gnu/libcuda.so.1":    "",

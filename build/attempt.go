@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
@@ -31,7 +32,7 @@ var scripts embed.FS
 
 // attempt is one try at a row. Stages leave in it what later stages need.
 type attempt struct {
-	*Recipe
+	*record.Recipe
 	opts  *Options
 	try   *engine.Attempt
 	stage string
@@ -49,12 +50,12 @@ type attempt struct {
 	pipHome string // folder of the pip that fills it
 	facts   facts
 	epoch   time.Time
-	tools   tools
+	tools   record.Tools
 	files   []string // paths of what came out
 	reused  bool     // files are those of an earlier build
 	given   string   // a wheel from elsewhere that is only tested
 
-	record Record
+	record record.Record
 	peak   int64
 }
 
@@ -78,7 +79,7 @@ const (
 )
 
 // runAttempt carries out a recipe. It is the function of the local engine runner.
-func runAttempt(ctx context.Context, opts *Options, recipe *Recipe, try *engine.Attempt) (engine.Result, error) {
+func runAttempt(ctx context.Context, opts *Options, recipe *record.Recipe, try *engine.Attempt) (engine.Result, error) {
 	logFile, err := try.OpenLog()
 	if err != nil {
 		return engine.Result{}, err
@@ -89,7 +90,7 @@ func runAttempt(ctx context.Context, opts *Options, recipe *Recipe, try *engine.
 		work: filepath.Join(opts.localDir(), "work", recipe.Row.ID),
 	}
 	a.jobs = a.parallelism()
-	a.record = Record{Format: recordFormat, Recipe: recipe, Started: time.Now().UTC(), Attempt: try.Number, Jobs: a.jobs}
+	a.record = record.Record{Recipe: *recipe, Started: time.Now().UTC(), Attempt: try.Number, Jobs: a.jobs}
 	err = a.run(ctx)
 	// The environments go in any case; the folder of a failed row stays for kiln shell.
 	if closed := a.close(ctx); err == nil {
@@ -118,7 +119,7 @@ func (a *attempt) run(ctx context.Context) error {
 		err := s.run(a, ctx)
 		if skip, ok := errors.AsType[*skipStage](err); ok {
 			fmt.Fprintf(a.log, "skipped: %s\n", skip.why)
-			a.record.Stages = append(a.record.Stages, StageRecord{Name: s.name, Skipped: skip.why})
+			a.record.Stages = append(a.record.Stages, record.Stage{Name: s.name, Skipped: skip.why})
 			done(nil)
 			continue
 		}
@@ -126,7 +127,7 @@ func (a *attempt) run(ctx context.Context) error {
 			err = a.explain(ctx, err)
 		}
 		done(err)
-		a.record.Stages = append(a.record.Stages, StageRecord{Name: s.name, Seconds: time.Since(start).Seconds()})
+		a.record.Stages = append(a.record.Stages, record.Stage{Name: s.name, Seconds: time.Since(start).Seconds()})
 		if err != nil {
 			a.keepShell()
 			return err
@@ -209,7 +210,7 @@ func (a *attempt) command(ctx context.Context, box Box, cmd Command) (Outcome, e
 	outcome, err := box.Run(ctx, cmd)
 	a.peak = max(a.peak, outcome.PeakMemoryBytes)
 	a.try.Used(outcome.PeakMemoryBytes, 0)
-	a.record.Commands = append(a.record.Commands, CommandRecord{
+	a.record.Commands = append(a.record.Commands, record.Command{
 		Stage: a.stage, Argv: cmd.Argv, Seconds: outcome.Wall.Seconds(), CPUSeconds: outcome.CPU.Seconds(),
 		PeakMemoryBytes: outcome.PeakMemoryBytes, ExitCode: outcome.ExitCode, Network: cmd.Network || !box.NetworkOff(),
 	})

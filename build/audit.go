@@ -2,7 +2,6 @@ package build
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path"
@@ -50,9 +49,7 @@ func (a *attempt) audit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if a.record.Audit, err = json.Marshal(report); err != nil {
-		return err
-	}
+	a.record.Audit = report
 	for _, f := range report.Findings {
 		fmt.Fprintf(a.log, "%s: %s: %s\n", f.Severity, f.Rule, f.Message)
 		for _, d := range f.Details {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
@@ -243,7 +244,7 @@ setup(name="demo", version="1.0", py_modules=["demo"], ext_modules=[] if pure el
 		if r.Status != engine.StatusDone || r.Record.Test.Values["demo.VALUE + 2"] != "43" {
 			t.Fatalf("got %s, %v", r.Status, r.Record.Test)
 		}
-		if i := slices.IndexFunc(r.Record.Stages, func(s build.StageRecord) bool { return s.Name == "compile" }); r.Record.Stages[i].Skipped == "" {
+		if i := slices.IndexFunc(r.Record.Stages, func(s record.Stage) bool { return s.Name == "compile" }); r.Record.Stages[i].Skipped == "" {
 			t.Error("the row was compiled again")
 		}
 	})
@@ -360,9 +361,9 @@ func TestRecipeDigest(t *testing.T) {
 	row := matrix.Row{ID: "demo", Package: "demo", Version: "1.0", Kind: matrix.KindWheel, Python: "3.12", CUDA: "12.8.1", Torch: "2.9.0", Arch: "8.0", Platform: "linux_x86_64", WheelTag: "cp312-cp312"}
 	base := matrix.Settings{ExtraDeps: []string{"torch", "torchvision", "ninja"}, Frontend: "build", TorchSource: matrix.TorchSettings{Kind: "index"}}
 	opts := build.RecipeOptions{Sandbox: "podman", DefaultImage: "cuda:{version}"}
-	make := func(change func(*matrix.Row, *matrix.Settings, *build.Source, *build.RecipeOptions)) *build.Recipe {
+	make := func(change func(*matrix.Row, *matrix.Settings, *record.Source, *build.RecipeOptions)) *record.Recipe {
 		t.Helper()
-		r, s, src, o := row, base, build.Source{Kind: "git", Digest: "abc"}, opts
+		r, s, src, o := row, base, record.Source{Kind: "git", Digest: "abc"}, opts
 		change(&r, &s, &src, &o)
 		recipe, err := build.NewRecipe(r, s, src, o)
 		if err != nil {
@@ -370,23 +371,23 @@ func TestRecipeDigest(t *testing.T) {
 		}
 		return recipe
 	}
-	first := make(func(*matrix.Row, *matrix.Settings, *build.Source, *build.RecipeOptions) {})
+	first := make(func(*matrix.Row, *matrix.Settings, *record.Source, *build.RecipeOptions) {})
 	if diff := cmp.Diff([]string{"torchvision", "ninja", "build"}, first.Deps); diff != "" {
 		t.Errorf("requirements of the default index (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"torch==2.9.0"}, first.Torch); diff != "" || first.TorchIndex != build.DefaultTorchIndex+"/cu128" {
 		t.Errorf("torch (-want +got):\n%sfrom %s", diff, first.TorchIndex)
 	}
-	for name, change := range map[string]func(*matrix.Row, *matrix.Settings, *build.Source, *build.RecipeOptions){
-		"source": func(_ *matrix.Row, _ *matrix.Settings, s *build.Source, _ *build.RecipeOptions) { s.Digest = "def" },
-		"arch":   func(r *matrix.Row, _ *matrix.Settings, _ *build.Source, _ *build.RecipeOptions) { r.Arch = "9.0" },
-		"env": func(_ *matrix.Row, s *matrix.Settings, _ *build.Source, _ *build.RecipeOptions) {
+	for name, change := range map[string]func(*matrix.Row, *matrix.Settings, *record.Source, *build.RecipeOptions){
+		"source": func(_ *matrix.Row, _ *matrix.Settings, s *record.Source, _ *build.RecipeOptions) { s.Digest = "def" },
+		"arch":   func(r *matrix.Row, _ *matrix.Settings, _ *record.Source, _ *build.RecipeOptions) { r.Arch = "9.0" },
+		"env": func(_ *matrix.Row, s *matrix.Settings, _ *record.Source, _ *build.RecipeOptions) {
 			s.Env = map[string]string{"A": "1"}
 		},
-		"image": func(_ *matrix.Row, _ *matrix.Settings, _ *build.Source, o *build.RecipeOptions) {
+		"image": func(_ *matrix.Row, _ *matrix.Settings, _ *record.Source, o *build.RecipeOptions) {
 			o.DefaultImage = "other:{version}"
 		},
-		"torch index": func(_ *matrix.Row, _ *matrix.Settings, _ *build.Source, o *build.RecipeOptions) {
+		"torch index": func(_ *matrix.Row, _ *matrix.Settings, _ *record.Source, o *build.RecipeOptions) {
 			o.TorchIndex = "https://mirror.example"
 		},
 	} {
@@ -394,13 +395,13 @@ func TestRecipeDigest(t *testing.T) {
 			t.Errorf("%s: the digests did not change", name)
 		}
 	}
-	tested := make(func(_ *matrix.Row, s *matrix.Settings, _ *build.Source, _ *build.RecipeOptions) {
+	tested := make(func(_ *matrix.Row, s *matrix.Settings, _ *record.Source, _ *build.RecipeOptions) {
 		s.Test.Expressions = []string{"1"}
 	})
 	if tested.BuildDigest != first.BuildDigest || tested.Digest == first.Digest {
 		t.Error("another test must change the digest of the verdict alone")
 	}
-	described := make(func(_ *matrix.Row, s *matrix.Settings, _ *build.Source, _ *build.RecipeOptions) {
+	described := make(func(_ *matrix.Row, s *matrix.Settings, _ *record.Source, _ *build.RecipeOptions) {
 		s.Description, s.Resources.Jobs = "other", 3
 	})
 	if described.Digest != first.Digest {
@@ -410,7 +411,7 @@ func TestRecipeDigest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var back build.Recipe
+	var back record.Recipe
 	if err := json.Unmarshal(text, &back); err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
@@ -104,7 +105,7 @@ type RowResult struct {
 	Row matrix.Row
 	engine.JobReport
 	// Record is nil if there is none: the row failed or was skipped.
-	Record *Record
+	Record *record.Record
 }
 
 // Result is how a run ended, rows in the order of the plan.
@@ -126,9 +127,9 @@ func (r *Result) Count(states ...engine.Status) int {
 
 // rowOutputs is what the journal keeps of a finished row.
 type rowOutputs struct {
-	Files    []FileRecord    `json:"files"`
-	Test     string          `json:"test"`
-	Compiles *CompileSummary `json:"compiles,omitempty"`
+	Files    []record.File    `json:"files"`
+	Test     string           `json:"test"`
+	Compiles *record.Compiles `json:"compiles,omitempty"`
 }
 
 func (a *attempt) outputs() rowOutputs {
@@ -294,11 +295,11 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 }
 
 // jobs resolves the sources and makes the recipes.
-func (o *Options) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row) (map[string]*Recipe, []engine.Job, error) {
+func (o *Options) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row) (map[string]*record.Recipe, []engine.Job, error) {
 	known := o.sources.loadKnown()
 	before, _ := json.Marshal(known)
-	recipes := map[string]*Recipe{}
-	resolved := map[string]Source{}
+	recipes := map[string]*record.Recipe{}
+	resolved := map[string]record.Source{}
 	var jobs []engine.Job
 	var faults []error
 	for _, row := range rows {
@@ -324,7 +325,7 @@ func (o *Options) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 				faults = append(faults, err)
 				continue
 			}
-			recipe = &Recipe{Row: row, Settings: settings} // it will be skipped
+			recipe = &record.Recipe{Row: row, Settings: settings} // it will be skipped
 		}
 		recipes[row.ID] = recipe
 		payload, err := json.Marshal(recipe)
@@ -423,7 +424,7 @@ func (o *Options) stillThere(_ engine.Job, result engine.Result) error {
 func (o *Options) sweepTemps() {
 	const longest = time.Hour
 	for dir, age := range map[string]time.Duration{
-		callsDir(o.StateDir): 0, o.StateDir: longest, o.cacheDir(): longest, o.DistDir: longest, filepath.Join(o.DistDir, recordsDir): longest,
+		callsDir(o.StateDir): 0, o.StateDir: longest, o.cacheDir(): longest, o.DistDir: longest, filepath.Join(o.DistDir, record.Dir): longest,
 	} {
 		entries, _ := os.ReadDir(dir) // it may not be there yet
 		for _, e := range entries {
@@ -474,7 +475,7 @@ func (o *Options) learn(result *Result) error {
 	}
 	changed := false
 	for _, r := range result.Rows {
-		if r.Status != engine.StatusDone || r.Record == nil || r.Record.BuiltBy != nil {
+		if r.Status != engine.StatusDone || r.Record == nil || r.Record.Built != nil {
 			continue
 		}
 		m := matrix.Measured{Seconds: r.Wall.Seconds(), PeakMemoryBytes: r.JobReport.Result.PeakMemoryBytes, DiskBytes: r.JobReport.Result.DiskBytes}

@@ -8,20 +8,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
-	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/machine"
+	"github.com/kiln-build/kiln/matrix"
 )
 
 // clusterRows hands rows to other machines, but for those that no machine like this one can build.
 type clusterRows struct {
 	engine.Keeper
 	opts    *Options
-	recipes map[string]*Recipe
+	recipes map[string]*record.Recipe
 }
 
 // Run implements [engine.Runner].
@@ -30,57 +29,41 @@ func (c *clusterRows) Run(ctx context.Context, try *engine.Attempt) (engine.Resu
 		return engine.Result{}, engine.Skip(reason)
 	}
 	result, err := c.Keeper.Run(ctx, try)
-	return result, explained(try, err)
+	return result, c.explained(try, err)
 }
 
 // Resume implements [engine.Keeper].
 func (c *clusterRows) Resume(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
 	result, err := c.Keeper.Resume(ctx, try)
-	return result, explained(try, err)
+	return result, c.explained(try, err)
 }
 
-// failureName is the file in the folder of an attempt in which a worker leaves its [RowError]: of errors only text and cause
-// come back through an engine.
+// failureName is the file in the folder of an attempt in which a worker leaves its [RowError]: of
+// errors only text and cause come back through an engine.
 const failureName = "failure.json"
 
-// failure is that file.
-type failure struct {
-	Row       string            `json:"row"`
-	Stage     string            `json:"stage"`
-	Diagnosis machine.Diagnosis `json:"diagnosis"`
-	Log       string            `json:"log"`
-	Error     string            `json:"error"`
-}
-
-// saveFailure leaves the explanation of an error for [explained].
-func saveFailure(try *engine.Attempt, err error) error {
+// saveFailure leaves the explanation of an error for [clusterRows.explained].
+func saveFailure(try *engine.Attempt, row *matrix.Row, err error) error {
 	e, ok := errors.AsType[*RowError](err)
 	if !ok {
 		return nil
 	}
-	text, err := json.Marshal(failure{Row: e.Row, Stage: e.Stage, Diagnosis: e.Diagnosis, Log: e.Log, Error: e.Err.Error()})
-	if err != nil {
-		return err
-	}
-	return fsx.WriteFile(filepath.Join(try.Dir, failureName), text, 0o666)
+	return record.Failure{
+		Row: e.Row, Digest: row.Digest, Reason: e.Error(), Stage: e.Stage, Diagnosis: &e.Diagnosis, Error: e.Err.Error(), Log: e.Log,
+	}.Write(filepath.Join(try.Dir, failureName))
 }
 
-// explained returns the error of an attempt as its worker saw it. The file may be that of an earlier start of the same attempt, which Slurm
-// put back: it counts if it says the same.
-func explained(try *engine.Attempt, err error) error {
+// explained returns the error of an attempt as its worker saw it. The file may be that of an earlier
+// start of the same attempt, which Slurm put back: it counts if it says the same.
+func (c *clusterRows) explained(try *engine.Attempt, err error) error {
 	if err == nil {
 		return nil
 	}
-	text, bad := os.ReadFile(filepath.Join(try.Dir, failureName))
-	var f failure
-	if bad != nil || json.Unmarshal(text, &f) != nil {
+	f, bad := record.ReadFailure(filepath.Join(try.Dir, failureName), &c.recipes[try.Job.ID].Row)
+	if bad != nil || f == nil || f.Diagnosis == nil || f.Reason != err.Error() {
 		return err
 	}
-	row := &RowError{Row: f.Row, Stage: f.Stage, Diagnosis: f.Diagnosis, Log: f.Log, Err: errors.New(f.Error)}
-	if row.Error() != err.Error() {
-		return err
-	}
-	return engine.Fail(engine.CauseOf(err), row)
+	return engine.Fail(engine.CauseOf(err), &RowError{Row: f.Row, Stage: f.Stage, Diagnosis: *f.Diagnosis, Log: f.Log, Err: errors.New(f.Error)})
 }
 
 // OwnerID returns the name that a state folder has for what it leaves elsewhere. It is made if it is missing.
@@ -94,7 +77,7 @@ func OwnerID(stateDir string) (string, error) {
 // what this process may use. It is for the workers of [Options.Cluster].
 func RowRunner(opts Options) engine.Runner {
 	return engine.Local(func(ctx context.Context, try *engine.Attempt) (result engine.Result, err error) {
-		recipe := &Recipe{}
+		recipe := &record.Recipe{}
 		if err := json.Unmarshal(try.Job.Payload, recipe); err != nil {
 			return engine.Result{}, fmt.Errorf("read the recipe: %w", err)
 		}
@@ -115,7 +98,7 @@ func RowRunner(opts Options) engine.Runner {
 		}
 		defer func() { err = errors.Join(err, opts.stopSharing()) }()
 		result, err = runAttempt(ctx, &opts, recipe, try)
-		return result, errors.Join(err, saveFailure(try, err))
+		return result, errors.Join(err, saveFailure(try, &recipe.Row, err))
 	})
 }
 
@@ -126,11 +109,11 @@ const (
 )
 
 // finishedRecord reads the record of a row that is finished.
-func (o *Options) finishedRecord(ctx context.Context, row string) (*Record, error) {
+func (o *Options) finishedRecord(ctx context.Context, row string) (*record.Record, error) {
 	for deadline := time.Now().Add(recordPatience); ; {
-		record, err := readRecord(o.recordPath(row))
+		done, err := record.Read(o.DistDir, row)
 		if o.Cluster == nil || !errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
-			return record, err
+			return done, err
 		}
 		select {
 		case <-ctx.Done():

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -48,7 +49,7 @@ func (a *attempt) collect(ctx context.Context) error {
 			return err
 		}
 		a.files = append(a.files, file)
-		a.record.Files = append(a.record.Files, FileRecord{Name: name, SHA256: sum, Size: size})
+		a.record.Files = append(a.record.Files, record.File{Name: name, SHA256: sum, Size: size})
 		fmt.Fprintf(a.log, "%s  %s (%d bytes)\n", sum, name, size)
 	}
 	return nil

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/build/record"
 )
 
 // compile runs the front-end.
@@ -194,7 +196,7 @@ func (a *attempt) bypassed() error {
 	if err != nil {
 		return err
 	}
-	a.record.Patches = append(a.record.Patches, PatchRecord{File: "torch/utils/cpp_extension.py (from outside)", Places: strings.Count(string(text), "\n")})
+	a.record.Patches = append(a.record.Patches, record.Patch{File: "torch/utils/cpp_extension.py (from outside)", Places: strings.Count(string(text), "\n")})
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/matrix"
@@ -113,11 +114,11 @@ func (p *project) hashes() map[string]string {
 	out := map[string]string{}
 	plan := p.plan()
 	for _, row := range plan.Rows {
-		record, err := build.ReadRecord(filepath.Join(p.dir, "dist"), row.ID)
+		done, err := record.Read(filepath.Join(p.dir, "dist"), row.ID)
 		if err != nil {
 			p.t.Fatal(err)
 		}
-		for _, f := range record.Files {
+		for _, f := range done.Files {
 			out[f.Name] = f.SHA256
 		}
 	}
@@ -209,14 +210,14 @@ func TestKillShared(t *testing.T) {
 	killBuild(t, p, kills)
 	hits := 0
 	for _, row := range p.plan().Rows {
-		record, err := build.ReadRecord(filepath.Join(p.dir, "dist"), row.ID)
+		done, err := record.Read(filepath.Join(p.dir, "dist"), row.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if record.Compiles == nil || record.Compiles.Calls == 0 {
-			t.Fatalf("%s: nothing went through the launcher: %+v", row.ID, record.Compiles)
+		if done.Compiles == nil || done.Compiles.Calls == 0 {
+			t.Fatalf("%s: nothing went through the launcher: %+v", row.ID, done.Compiles)
 		}
-		hits += record.Compiles.Hits
+		hits += done.Compiles.Hits
 	}
 	if hits == 0 {
 		t.Error("nothing was shared")

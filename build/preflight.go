@@ -13,19 +13,6 @@ import (
 	"github.com/kiln-build/kiln/wheel"
 )
 
-// tools are the compilers of the build environment.
-type tools struct {
-	CUDAHome    string `json:"cuda_home,omitempty"`
-	CUDAVersion string `json:"cuda_version,omitempty"`
-	ROCmHome    string `json:"rocm_home,omitempty"`
-	ROCmVersion string `json:"rocm_version,omitempty"`
-	// CXX and CC are set if the default compiler is not the right one.
-	CXX string `json:"cxx,omitempty"`
-	CC  string `json:"cc,omitempty"`
-	// Compiler is the first line of its --version.
-	Compiler string `json:"compiler,omitempty"`
-}
-
 // preflight compares the environment with the row.
 func (a *attempt) preflight(ctx context.Context) error {
 	if err := a.unlessReused(); err != nil {

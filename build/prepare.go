@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -34,16 +35,8 @@ type facts struct {
 	Backend      string            `json:"backend"`
 	Requires     []string          `json:"requires"`
 	Missing      []string          `json:"missing"`
-	Torch        *torchFacts       `json:"torch"`
+	Torch        *record.Torch     `json:"torch"`
 	TorchError   string            `json:"torch_error"`
-}
-
-type torchFacts struct {
-	Version  string `json:"version"`
-	CUDA     string `json:"cuda"`
-	HIP      string `json:"hip"`
-	CXX11ABI bool   `json:"cxx11abi"`
-	File     string `json:"file,omitempty"` // torch/__init__.py, as seen in the environment
 }
 
 func (a *attempt) prepare(ctx context.Context) error {
@@ -155,7 +148,7 @@ func venvPython(box Box, venv string) string { return path.Join(box.Inside(venv)
 
 // environment makes a virtual environment with torch, from torch's own index alone,
 // and then the other requirements, from the default index, with torch held fast.
-func (a *attempt) environment(ctx context.Context, box Box, venv, scripts string, deps []string) ([]Installed, error) {
+func (a *attempt) environment(ctx context.Context, box Box, venv, scripts string, deps []string) ([]record.Installed, error) {
 	if err := a.installer(ctx, box, scripts); err != nil {
 		return nil, err
 	}
@@ -168,7 +161,7 @@ func (a *attempt) environment(ctx context.Context, box Box, venv, scripts string
 		return nil, err
 	}
 	a.netEnv(box, env)
-	var lock []Installed
+	var lock []record.Installed
 	switch {
 	case len(a.Torch) == 0:
 	case a.Settings.TorchSource.Kind == "system":
@@ -281,16 +274,8 @@ func (a *attempt) indexArgs() []string {
 	return []string{"--index-url", a.opts.Network.IndexURL}
 }
 
-// Installed is one package of an environment, pinned by what pip downloaded.
-type Installed struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
-	URL     string `json:"url,omitempty"`
-	SHA256  string `json:"sha256,omitempty"`
-}
-
 // pip installs requirements and returns what it installed.
-func (a *attempt) pip(ctx context.Context, box Box, venv string, env map[string]string, args []string) ([]Installed, error) {
+func (a *attempt) pip(ctx context.Context, box Box, venv string, env map[string]string, args []string) ([]record.Installed, error) {
 	report := filepath.Join(filepath.Dir(venv), "pip-report.json")
 	os.Remove(report)
 	argv := []string{venvPython(box, a.pipHome), "-m", "pip", "--python", venvPython(box, venv), "install", "--no-compile", "--report", box.Inside(report)}
@@ -318,9 +303,9 @@ func (a *attempt) pip(ctx context.Context, box Box, venv string, env map[string]
 	if err := json.Unmarshal(text, &r); err != nil {
 		return nil, fmt.Errorf("read pip's report: %w", err)
 	}
-	out := make([]Installed, len(r.Install))
+	out := make([]record.Installed, len(r.Install))
 	for i, p := range r.Install {
-		out[i] = Installed{wheel.NormalizeName(p.Metadata.Name), p.Metadata.Version, p.Download.URL, p.Download.Archive.Hashes["sha256"]}
+		out[i] = record.Installed{Name: wheel.NormalizeName(p.Metadata.Name), Version: p.Metadata.Version, URL: p.Download.URL, SHA256: p.Download.Archive.Hashes["sha256"]}
 	}
 	return out, nil
 }

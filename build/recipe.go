@@ -1,50 +1,14 @@
 package build
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
-
-// recipeFormat changes when the same recipe would give other files.
-const recipeFormat = "kiln-recipe/1"
-
-// Recipe is everything that decides what a row becomes: a plain value that can be
-// written down, compared, and carried out on another machine.
-type Recipe struct {
-	Format   string          `json:"format"`
-	Row      matrix.Row      `json:"row"`
-	Settings matrix.Settings `json:"settings"`
-	Source   Source          `json:"source"`
-	// Sandbox is the kind of environment: host, podman or docker.
-	Sandbox string `json:"sandbox"`
-	// Image and TestImage are the container images, empty on the host.
-	Image     string `json:"image,omitempty"`
-	TestImage string `json:"test_image,omitempty"`
-	// Torch are the requirements that come from TorchIndex (or the row's other torch
-	// source), Deps those from the default index.
-	Torch      []string `json:"torch,omitempty"`
-	TorchIndex string   `json:"torch_index,omitempty"`
-	Deps       []string `json:"deps,omitempty"`
-	// Env are the variables that the row sets for the compile stage, sorted. What
-	// depends on the machine (paths, number of jobs) is added when it runs.
-	Env []string `json:"env"`
-	// Files are the names that must come out.
-	Files []string `json:"files"`
-	// Native says that the wheel must contain compiled code.
-	Native bool `json:"native"`
-
-	// BuildDigest covers what affects the files, Digest also what affects the
-	// verdict of the tests.
-	BuildDigest string `json:"build_digest"`
-	Digest      string `json:"digest"`
-}
 
 // RecipeOptions are the choices of a run that enter a recipe.
 type RecipeOptions struct {
@@ -65,9 +29,9 @@ const (
 )
 
 // NewRecipe makes the recipe of a row. It touches nothing.
-func NewRecipe(row matrix.Row, settings matrix.Settings, source Source, opts RecipeOptions) (*Recipe, error) {
-	r := &Recipe{
-		Format: recipeFormat, Row: row, Settings: settings, Source: source, Sandbox: opts.Sandbox, Files: row.Files(),
+func NewRecipe(row matrix.Row, settings matrix.Settings, source record.Source, opts RecipeOptions) (*record.Recipe, error) {
+	r := &record.Recipe{
+		Row: row, Settings: settings, Source: source, Sandbox: opts.Sandbox, Files: row.Files(),
 		Native: row.Kind == matrix.KindWheel && !strings.HasSuffix(row.Platform, "any"),
 	}
 	if opts.Sandbox != "host" {
@@ -86,12 +50,11 @@ func NewRecipe(row matrix.Row, settings matrix.Settings, source Source, opts Rec
 			r.TestImage = strings.Replace(r.Image, "-devel", "-runtime", 1)
 		}
 	}
-	if err := r.requirements(opts); err != nil {
+	if err := requirements(r, opts); err != nil {
 		return nil, err
 	}
 	r.Env = rowVariables(row, settings)
-	r.BuildDigest = r.digest(false)
-	r.Digest = r.digest(true)
+	r.Seal()
 	return r, nil
 }
 
@@ -104,7 +67,7 @@ func (e *NoImageError) Error() string {
 
 // requirements splits what the build needs by the index it comes from. The split is
 // on parsed names: torchvision is not torch.
-func (r *Recipe) requirements(opts RecipeOptions) error {
+func requirements(r *record.Recipe, opts RecipeOptions) error {
 	torch := ""
 	if r.Row.Torch != "" {
 		torch = "torch==" + r.Row.Torch
@@ -141,19 +104,6 @@ func (r *Recipe) requirements(opts RecipeOptions) error {
 		}
 	}
 	return nil
-}
-
-// digest hashes the recipe. Resources and descriptions change no file and no verdict.
-func (r *Recipe) digest(withTest bool) string {
-	c := *r
-	c.BuildDigest, c.Digest = "", ""
-	c.Settings.Description, c.Settings.Resources = "", matrix.ResourceSettings{}
-	if !withTest {
-		c.Settings.Test, c.Settings.Audit, c.TestImage = matrix.TestSettings{}, nil, ""
-	}
-	text, _ := json.Marshal(&c) // plain data, cannot fail
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
 }
 
 // rowVariables are the variables that the row decides. The user's own win over what

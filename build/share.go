@@ -19,6 +19,7 @@ import (
 
 	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/matrix"
@@ -129,33 +130,8 @@ func callsDir(stateDir string) string { return filepath.Join(stateDir, "calls") 
 // callsName is the name of the list of calls in the folder of an attempt.
 const callsName = "calls.jsonl"
 
-// CompileSummary says what the compilers of a row did.
-type CompileSummary struct {
-	// Calls are all compiles: Hits came from the cache, RemoteHits of them from another machine, Misses were
-	// compiled and kept, Bypassed compiled without the cache, Failed ended with an error.
-	Calls      int `json:"calls"`
-	Hits       int `json:"hits"`
-	RemoteHits int `json:"remote_hits,omitempty"`
-	Misses     int `json:"misses"`
-	Bypassed   int `json:"bypassed,omitempty"`
-	Failed     int `json:"failed,omitempty"`
-	// Reasons counts why calls went past the cache.
-	Reasons map[string]int `json:"reasons,omitempty"`
-	// Seconds is the time of all calls, without WaitSeconds for slots.
-	Seconds     float64 `json:"seconds"`
-	WaitSeconds float64 `json:"wait_seconds"`
-	CPUSeconds  float64 `json:"cpu_seconds"`
-	ObjectBytes int64   `json:"object_bytes"`
-	// PeakMemoryBytes is that of the largest single process.
-	PeakMemoryBytes int64  `json:"peak_memory_bytes"`
-	CCache          string `json:"ccache,omitempty"` // version
-	// Verified objects were compiled again and compared; Inconclusive ones differ in nothing but what nvcc derives from the
-	// folder.
-	Verified     int `json:"verified,omitempty"`
-	Inconclusive int `json:"inconclusive,omitempty"`
-}
-
-func (s *CompileSummary) add(r *launcher.Record) {
+// addCall counts one call of a compiler.
+func addCall(s *record.Compiles, r *launcher.Record) {
 	s.Calls++
 	switch r.Result {
 	case launcher.Hit:
@@ -347,9 +323,9 @@ func (a *attempt) records(s *shared) ([]launcher.Record, error) {
 			return nil, err
 		}
 	}
-	sum := &CompileSummary{CCache: s.found.CCacheVersion}
+	sum := &record.Compiles{CCache: s.found.CCacheVersion}
 	for i := range records {
-		sum.add(&records[i])
+		addCall(sum, &records[i])
 	}
 	a.record.Compiles = sum
 	fmt.Fprintf(a.log, "%d compiles: %d from the cache, %d new, %d past it\n", sum.Calls, sum.Hits, sum.Misses, sum.Bypassed)

@@ -13,25 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
-
-// TestResult is the verdict of the test stage: "passed", "failed" or "not run" (Why).
-type TestResult struct {
-	Result string `json:"result"`
-	Why    string `json:"why,omitempty"`
-	Image  string `json:"image,omitempty"`
-	// NetworkOff says that the imports really had no network.
-	NetworkOff bool              `json:"network_off"`
-	Seconds    float64           `json:"seconds,omitempty"`
-	Versions   map[string]string `json:"versions,omitempty"`
-	// Modules are the compiled modules with the files they were loaded from.
-	Modules   map[string]string `json:"modules,omitempty"`
-	Values    map[string]string `json:"values,omitempty"`
-	Installed []Installed       `json:"installed,omitempty"`
-}
 
 // smokeTask is what python/smoke.py reads.
 type smokeTask struct {
@@ -59,7 +45,7 @@ func (a *attempt) test(ctx context.Context) error {
 		return skip("there is no wheel")
 	}
 	if a.Settings.Test.RequiresGPU && !a.opts.HaveGPU {
-		a.record.Test = TestResult{Result: "not run", Why: "the test needs a GPU, and this machine has none"}
+		a.record.Test = record.Test{Result: "not run", Why: "the test needs a GPU, and this machine has none"}
 		return skip("%s", a.record.Test.Why)
 	}
 	start := time.Now()
@@ -193,30 +179,30 @@ func (a *attempt) smoke(ctx context.Context, box Box, venv, scripts, cwd string)
 
 // TestWheel tests a wheel that was built elsewhere as a row is tested, in environments
 // of opts.Sandboxes, and returns the verdict. The error is a [RowError] if it failed.
-func TestWheel(ctx context.Context, file string, settings matrix.Settings, row matrix.Row, opts Options) (TestResult, error) {
+func TestWheel(ctx context.Context, file string, settings matrix.Settings, row matrix.Row, opts Options) (record.Test, error) {
 	if err := opts.fill(); err != nil {
-		return TestResult{}, err
+		return record.Test{}, err
 	}
 	file, err := filepath.Abs(file)
 	if err != nil {
-		return TestResult{}, err
+		return record.Test{}, err
 	}
-	recipe, err := NewRecipe(row, settings, Source{}, opts.Recipe)
+	recipe, err := NewRecipe(row, settings, record.Source{}, opts.Recipe)
 	if err != nil {
-		return TestResult{}, err
+		return record.Test{}, err
 	}
 	if opts.owner, err = newID(), os.MkdirAll(opts.StateDir, 0o777); err != nil {
-		return TestResult{}, err
+		return record.Test{}, err
 	}
 	dir, err := os.MkdirTemp(opts.StateDir, "test-")
 	if err != nil {
-		return TestResult{}, err
+		return record.Test{}, err
 	}
 	a := &attempt{Recipe: recipe, opts: &opts, given: file, work: filepath.Join(dir, "work")}
 	a.try = engine.NewAttempt(engine.Job{ID: row.ID, Resources: opts.resources(settings)}, 1, dir, opts.OnEvent)
 	logFile, err := a.try.OpenLog()
 	if err != nil {
-		return TestResult{}, err
+		return record.Test{}, err
 	}
 	defer logFile.Close()
 	a.log = &tailWriter{to: logFile}

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
@@ -26,18 +27,6 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
-
-// Source is where the code of a row comes from, fixed to exact bytes.
-type Source struct {
-	Kind     string `json:"kind"`               // index, git, path or sdist
-	Location string `json:"location,omitempty"` // address or folder
-	Commit   string `json:"commit,omitempty"`   // of git
-	// Submodules says whether those of git are fetched too.
-	Submodules bool   `json:"submodules,omitempty"`
-	File       string `json:"file,omitempty"` // name of the sdist
-	// Digest is the SHA-256 of the sdist or of the folder's files, or the commit.
-	Digest string `json:"digest"`
-}
 
 // sources resolves and fetches the code of packages, each distinct one once.
 type sources struct {
@@ -55,7 +44,7 @@ const lockFile = "sources.json"
 
 // resolve fixes the source of a row. What cannot change, a released version on an
 // index, is asked for once and remembered; known has what earlier runs found.
-func (s *sources) resolve(ctx context.Context, row matrix.Row, settings matrix.SourceSettings, known map[string]Source) (Source, error) {
+func (s *sources) resolve(ctx context.Context, row matrix.Row, settings matrix.SourceSettings, known map[string]record.Source) (record.Source, error) {
 	switch settings.Kind {
 	case "path":
 		dir := filepath.Join(s.dir, filepath.FromSlash(settings.Location))
@@ -64,15 +53,15 @@ func (s *sources) resolve(ctx context.Context, row matrix.Row, settings matrix.S
 		}
 		digest, err := s.treeDigest(ctx, dir)
 		if err != nil {
-			return Source{}, fmt.Errorf("source of %s: %w", row.Package, err)
+			return record.Source{}, fmt.Errorf("source of %s: %w", row.Package, err)
 		}
-		return Source{Kind: "path", Location: dir, Digest: digest}, nil
+		return record.Source{Kind: "path", Location: dir, Digest: digest}, nil
 	case "sdist":
 		name := path.Base(settings.Location)
 		if u, err := url.Parse(settings.Location); err == nil && u.Scheme != "" {
 			name = path.Base(u.Path)
 		}
-		return Source{Kind: "sdist", Location: settings.Location, File: name, Digest: settings.SHA256}, nil
+		return record.Source{Kind: "sdist", Location: settings.Location, File: name, Digest: settings.SHA256}, nil
 	case "git":
 		key := "git " + settings.Location + " " + settings.Ref
 		commit, err := s.gitCommit(ctx, settings.Location, settings.Ref)
@@ -80,9 +69,9 @@ func (s *sources) resolve(ctx context.Context, row matrix.Row, settings matrix.S
 			if old, ok := known[key]; ok {
 				return old, nil // offline: the commit of the last run still stands for the ref
 			}
-			return Source{}, fmt.Errorf("source of %s: %w", row.Package, err)
+			return record.Source{}, fmt.Errorf("source of %s: %w", row.Package, err)
 		}
-		source := Source{Kind: "git", Location: settings.Location, Commit: commit, Submodules: settings.Submodules, Digest: commit}
+		source := record.Source{Kind: "git", Location: settings.Location, Commit: commit, Submodules: settings.Submodules, Digest: commit}
 		known[key] = source
 		return source, nil
 	}
@@ -92,22 +81,22 @@ func (s *sources) resolve(ctx context.Context, row matrix.Row, settings matrix.S
 	}
 	source, err := s.findSdist(ctx, settings.Location, row.Package, row.Version)
 	if err != nil {
-		return Source{}, fmt.Errorf("source of %s %s: %w", row.Package, row.Version, err)
+		return record.Source{}, fmt.Errorf("source of %s %s: %w", row.Package, row.Version, err)
 	}
 	known[key] = source
 	return source, nil
 }
 
 // loadKnown reads what earlier runs resolved. A damaged file only costs asking again.
-func (s *sources) loadKnown() map[string]Source {
-	known := map[string]Source{}
+func (s *sources) loadKnown() map[string]record.Source {
+	known := map[string]record.Source{}
 	if text, err := os.ReadFile(filepath.Join(s.cache, lockFile)); err == nil {
 		_ = json.Unmarshal(text, &known)
 	}
 	return known
 }
 
-func (s *sources) saveKnown(known map[string]Source) error {
+func (s *sources) saveKnown(known map[string]record.Source) error {
 	text, err := json.MarshalIndent(known, "", "  ")
 	if err != nil {
 		return err
@@ -144,24 +133,24 @@ func (s *sources) gitCommit(ctx context.Context, repository, ref string) (string
 }
 
 // findSdist looks up the source distribution of a version in a simple index.
-func (s *sources) findSdist(ctx context.Context, address, name, version string) (Source, error) {
+func (s *sources) findSdist(ctx context.Context, address, name, version string) (record.Source, error) {
 	if address == "" {
 		address = s.network.IndexURL
 	}
 	if address == "" {
-		return Source{}, errors.New("no package index is known; give one with --index-url")
+		return record.Source{}, errors.New("no package index is known; give one with --index-url")
 	}
 	remote, err := index.OpenRemote(ctx, s.client, address)
 	if err != nil {
-		return Source{}, engine.Fail(engine.CauseNetwork, err)
+		return record.Source{}, engine.Fail(engine.CauseNetwork, err)
 	}
 	files, err := remote.Files(ctx, wheel.NormalizeName(name))
 	if err != nil {
-		return Source{}, err
+		return record.Source{}, err
 	}
 	want, err := wheel.ParseVersion(version)
 	if err != nil {
-		return Source{}, err
+		return record.Source{}, err
 	}
 	var others []string
 	for _, f := range files {
@@ -174,14 +163,14 @@ func (s *sources) findSdist(ctx context.Context, address, name, version string) 
 			continue
 		}
 		if f.SHA256.IsZero() {
-			return Source{}, fmt.Errorf("%s lists %s without a sha256", address, f.Filename)
+			return record.Source{}, fmt.Errorf("%s lists %s without a sha256", address, f.Filename)
 		}
-		return Source{Kind: "index", Location: f.URL(""), File: f.Filename, Digest: f.SHA256.String()}, nil
+		return record.Source{Kind: "index", Location: f.URL(""), File: f.Filename, Digest: f.SHA256.String()}, nil
 	}
 	if len(others) == 0 {
-		return Source{}, fmt.Errorf("%s has no source distribution of %s at all\n  give the code with source: {git: …, ref: …} in packages.yml", address, name)
+		return record.Source{}, fmt.Errorf("%s has no source distribution of %s at all\n  give the code with source: {git: …, ref: …} in packages.yml", address, name)
 	}
-	return Source{}, fmt.Errorf("%s has no source distribution of %s %s; there are %s", address, name, version, strings.Join(others[max(0, len(others)-5):], ", "))
+	return record.Source{}, fmt.Errorf("%s has no source distribution of %s %s; there are %s", address, name, version, strings.Join(others[max(0, len(others)-5):], ", "))
 }
 
 // get asks for a file. The caller closes the body.
@@ -207,7 +196,7 @@ func (s *sources) get(ctx context.Context, address string) (io.ReadCloser, error
 
 // fetch puts the code of a source into the folder to, which must not exist, and
 // returns the time of the code for SOURCE_DATE_EPOCH.
-func (s *sources) fetch(ctx context.Context, source Source, to string) (time.Time, error) {
+func (s *sources) fetch(ctx context.Context, source record.Source, to string) (time.Time, error) {
 	if source.Kind == "path" {
 		digest, err := s.copyTree(ctx, source.Location, to)
 		if err != nil {
@@ -235,7 +224,7 @@ func (s *sources) fetch(ctx context.Context, source Source, to string) (time.Tim
 var earliest = time.Date(1980, time.January, 1, 0, 0, 0, 0, time.UTC)
 
 // download brings an sdist or a commit into the cache, once for all rows and runs.
-func (s *sources) download(ctx context.Context, source Source) (string, error) {
+func (s *sources) download(ctx context.Context, source record.Source) (string, error) {
 	kept := filepath.Join(s.cache, source.Digest)
 	if source.Submodules {
 		kept += "-submodules"
@@ -267,7 +256,7 @@ func (s *sources) download(ctx context.Context, source Source) (string, error) {
 	return kept, fsx.RenameDir(temp, kept, fsx.RenameDirOptions{})
 }
 
-func (s *sources) getFile(ctx context.Context, source Source, to string) error {
+func (s *sources) getFile(ctx context.Context, source record.Source, to string) error {
 	if source.File != filepath.Base(source.File) || !filepath.IsLocal(source.File) {
 		return fmt.Errorf("%q is not a file name", source.File)
 	}
@@ -304,7 +293,7 @@ func (s *sources) getFile(ctx context.Context, source Source, to string) error {
 }
 
 // clone fetches one commit, and its submodules at the commits it names.
-func (s *sources) clone(ctx context.Context, source Source, to string) error {
+func (s *sources) clone(ctx context.Context, source record.Source, to string) error {
 	git := func(args ...string) error {
 		cmd := run.Cmd{Argv: append([]string{"git", "-C", to, "-c", "advice.detachedHead=false"}, args...), Env: s.gitEnv, Stdout: io.Discard}
 		_, err := cmd.Run(ctx)

@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
 )
@@ -43,13 +45,14 @@ var stages = []stage{
 
 func (a *attempt) reuse(ctx context.Context) error {
 	if !a.opts.Rebuild && a.given == "" {
-		if old, err := readRecord(a.opts.recordPath(a.Row.ID)); err == nil && old.Recipe.BuildDigest == a.BuildDigest && a.opts.intact(old.Files) == nil {
+		if old, err := record.Read(a.opts.DistDir, a.Row.ID); err == nil && old.Recipe.BuildDigest == a.BuildDigest && a.opts.intact(old.Files) == nil {
 			a.reused = true
 			for _, f := range old.Files {
 				a.files = append(a.files, filepath.Join(a.opts.DistDir, f.Name))
 			}
 			a.record.Files, a.record.TopLevel, a.record.Requires, a.record.NativeModules = old.Files, old.TopLevel, old.Requires, old.NativeModules
-			a.record.BuiltBy, a.record.Compiles = old.builtBy(), old.Compiles
+			built := old.BuiltAt()
+			a.record.Built, a.record.Compiles = &built, old.Compiles
 		}
 	}
 	if err := os.RemoveAll(a.work); err != nil {
@@ -126,7 +129,7 @@ func (a *attempt) patch(file, find, replace string, want int) error {
 		return err
 	}
 	fmt.Fprintf(a.log, "patched %s in %d places\n", file, n)
-	a.record.Patches = append(a.record.Patches, PatchRecord{File: file, Places: n})
+	a.record.Patches = append(a.record.Patches, record.Patch{File: file, Places: n})
 	return root.WriteFile(filepath.FromSlash(file), []byte(strings.ReplaceAll(string(text), find, replace)), info.Mode())
 }
 
@@ -136,7 +139,7 @@ func (a *attempt) store(context.Context) error {
 	if a.given != "" {
 		return skip("the wheel stays where it is")
 	}
-	a.record.Finished = nowUTC()
+	a.record.Finished = time.Now().UTC()
 	a.record.PeakMemoryBytes = a.peak
 	if err := os.MkdirAll(a.opts.DistDir, 0o777); err != nil {
 		return err
@@ -148,12 +151,12 @@ func (a *attempt) store(context.Context) error {
 			}
 		}
 	}
-	return writeRecord(a.opts.recordPath(a.Row.ID), &a.record)
+	return record.Write(a.opts.DistDir, &a.record)
 }
 
 // place moves a finished file into dist/ without ever replacing one that kiln did not
 // make: an older result of the same name is moved aside, a stranger is an error.
-func (o *Options) place(path string, file FileRecord) error {
+func (o *Options) place(path string, file record.File) error {
 	to := filepath.Join(o.DistDir, file.Name)
 	sum, size, err := hashFile(to)
 	switch {

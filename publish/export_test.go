@@ -12,12 +12,3 @@ func RetryDo(ctx context.Context, r Retry, f func() error) error { return r.do(c
 func NewTestHTTPError(status int, after time.Duration) error {
 	return &httpError{status: status, after: after, text: "busy"}
 }
-
-// ParseFailure returns the row and the reason of what is kept of a failed row.
-func ParseFailure(text []byte) (row, reason string, err error) {
-	f, err := parseFailure(text)
-	if err != nil {
-		return "", "", err
-	}
-	return f.Row, f.Reason, nil
-}

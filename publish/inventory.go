@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -51,7 +51,7 @@ type RowState struct {
 // Unit is one distribution with what goes with it. Its files are published together.
 type Unit struct {
 	Row    matrix.Row
-	Record *Record
+	Record *record.Record
 	// File is the wheel or sdist.
 	File LocalFile
 	// Side are metadata, provenance and bill of materials of a wheel.
@@ -147,16 +147,16 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 		state.State, state.Reason = s, fmt.Sprintf(format, args...)
 		return state, nil, nil
 	}
-	record, err := ReadRecord(filepath.Join(dist, "records", row.ID+".json"))
+	built, err := record.Read(dist, row.ID)
 	if errors.Is(err, fs.ErrNotExist) {
 		if reason, failed := opts.Failures[row.ID]; failed {
-			return end(RowFailed, "%s", strings.TrimPrefix(reason, row.ID+": "))
+			return end(RowFailed, "%s", record.ShortReason(row.ID, reason))
 		}
-		switch f, err := readFailure(dist, row); {
+		switch f, err := record.ReadFailure(record.FailurePath(dist, row.ID), row); {
 		case err != nil:
-			return end(RowFailed, "%v", err)
+			return end(RowFailed, "why it failed cannot be read: %v", err)
 		case f != nil:
-			return end(RowFailed, "%s", strings.TrimPrefix(f.Reason, row.ID+": "))
+			return end(RowFailed, "%s", record.ShortReason(row.ID, f.Reason))
 		}
 	}
 	switch {
@@ -164,22 +164,18 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 		return end(RowMissing, "there is no record of a build")
 	case err != nil:
 		return end(RowRejected, "%v", err)
-	case record.Recipe.Row.Digest != row.Digest:
+	case built.Recipe.Row.Digest != row.Digest:
 		return end(RowStale, "it was built from another configuration; run kiln build")
 	}
 	var names []string
-	for _, f := range record.Files {
+	for _, f := range built.Files {
 		names = append(names, f.Name)
 	}
 	if !slices.Equal(slices.Sorted(slices.Values(names)), slices.Sorted(slices.Values(state.Files))) {
 		return end(RowRejected, "the record has the files %s", strings.Join(names, ", "))
 	}
-	archs, warnings := "", record.Warnings
-	if len(record.Audit) > 0 {
-		var report audit.Report
-		if err := json.Unmarshal(record.Audit, &report); err != nil {
-			return end(RowRejected, "the audit cannot be read: %v", err)
-		}
+	archs, warnings := "", built.Warnings
+	if report := built.Audit; report != nil {
 		if report.Worst() == audit.Error {
 			return end(RowRejected, "the audit has an error: %s", report.Findings[0].Message)
 		}
@@ -188,19 +184,19 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 		return end(RowRejected, "it was not audited")
 	}
 	switch {
-	case record.Test.Result == "passed":
-	case record.Test.Result == "not run" && opts.Untested:
-		warnings = append(slices.Clone(warnings), "not tested: "+record.Test.Why)
-	case record.Test.Result == "not run":
-		return end(RowUntested, "%s", record.Test.Why)
+	case built.Test.Result == "passed":
+	case built.Test.Result == "not run" && opts.Untested:
+		warnings = append(slices.Clone(warnings), "not tested: "+built.Test.Why)
+	case built.Test.Result == "not run":
+		return end(RowUntested, "%s", built.Test.Why)
 	default:
-		return end(RowRejected, "the test is %q", record.Test.Result)
+		return end(RowRejected, "the test is %q", built.Test.Result)
 	}
-	if record.Recipe.Settings.CUDACheck == "bypass" {
+	if built.Recipe.Settings.CUDACheck == "bypass" {
 		warnings = append(slices.Clone(warnings), "the comparison of CUDA versions was switched off for this build")
 	}
 	var units []Unit
-	for _, f := range record.Files {
+	for _, f := range built.Files {
 		path := filepath.Join(dist, f.Name)
 		sum, size, err := hashFile(path)
 		switch {
@@ -211,7 +207,7 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 		case sum != f.SHA256 || size != f.Size:
 			return end(RowRejected, "%s is not the file that was tested", f.Name)
 		}
-		u := Unit{Row: *row, Record: record, File: LocalFile{Name: f.Name, Size: size, SHA256: sum, Path: path}, Warnings: warnings}
+		u := Unit{Row: *row, Record: built, File: LocalFile{Name: f.Name, Size: size, SHA256: sum, Path: path}, Warnings: warnings}
 		if strings.HasSuffix(f.Name, ".whl") {
 			u.Archs = archs
 			if !opts.NoSide {
@@ -232,11 +228,12 @@ func sideFiles(u *Unit, opts *StatementOptions) ([]LocalFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	statement, err := NewStatement(u.Record, RecordFile{Name: u.File.Name, SHA256: u.File.SHA256, Size: u.File.Size}, opts)
+	file := record.File{Name: u.File.Name, SHA256: u.File.SHA256, Size: u.File.Size}
+	statement, err := NewStatement(u.Record, file, opts)
 	if err != nil {
 		return nil, err
 	}
-	sbom, err := NewSBOM(u.Record, RecordFile{Name: u.File.Name, SHA256: u.File.SHA256, Size: u.File.Size}, opts)
+	sbom, err := NewSBOM(u.Record, file, opts)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
@@ -28,7 +28,7 @@ func unit(version, name string) publish.Unit {
 		return publish.LocalFile{Name: name, Size: int64(len(name)), SHA256: publishtest.Sum([]byte(name)), Data: []byte(name)}
 	}
 	return publish.Unit{
-		Row: matrix.Row{ID: "demo-" + version + "-cpu-" + name, Package: "demo", Version: version}, Record: &publish.Record{},
+		Row: matrix.Row{ID: "demo-" + version + "-cpu-" + name, Package: "demo", Version: version}, Record: &record.Record{},
 		File: file(name), Side: []publish.LocalFile{file(name + ".metadata")},
 	}
 }
@@ -212,7 +212,7 @@ packages:
     include: [{kind: sdist, python: "3.12"}]
 `, 10)
 	must(t, os.Remove(p.Record(&p.Plan.Rows[1])))
-	must(t, publish.WriteFailure(p.Dist, &p.Plan.Rows[1], "nvcc was killed: out of memory; set resources.memory_per_job"))
+	must(t, fail(p.Dist, &p.Plan.Rows[1], "nvcc was killed: out of memory; set resources.memory_per_job"))
 	inv := p.Inventory(t)
 	inv.Units[0].Archs, inv.Units[0].Warnings = "8.0 9.0+PTX", []string{"arch-extra: more | than asked"}
 	inv.Rows = append(inv.Rows, publish.RowState{ID: "demo-1.0-cu118-torch2.9.0-cp312-linux_x86_64", State: publish.RowSkipped, Reason: "excluded"})
@@ -223,18 +223,9 @@ packages:
 	golden(t, "notes.md", []byte(result.Releases[0].Notes))
 }
 
-// TestRecordOfBuild: what package build writes is what this package reads.
-func TestRecordOfBuild(t *testing.T) {
-	p := publishtest.NewProject(t, publishtest.Document, 10)
-	for i := range p.Plan.Rows {
-		theirs, err := build.ReadRecord(p.Dist, p.Plan.Rows[i].ID)
-		must(t, err)
-		ours, err := publish.ReadRecord(p.Record(&p.Plan.Rows[i]))
-		must(t, err)
-		if theirs.Recipe.Row != ours.Recipe.Row || theirs.Test.Result != ours.Test.Result || len(theirs.Files) != len(ours.Files) || theirs.Files[0].SHA256 != ours.Files[0].SHA256 {
-			t.Errorf("build reads %+v, publish reads %+v", theirs, ours)
-		}
-	}
+// fail writes why a row failed.
+func fail(dist string, row *matrix.Row, reason string) error {
+	return record.Failure{Row: row.ID, Digest: row.Digest, Reason: reason}.Write(record.FailurePath(dist, row.ID))
 }
 
 // TestInventory: every reason not to publish a row.
@@ -257,15 +248,15 @@ func TestInventory(t *testing.T) {
 		"no record": {func() { must(t, os.Remove(p.Record(row))) }, publish.RowMissing},
 		"failed there": {func() {
 			must(t, os.Remove(p.Record(row)))
-			must(t, publish.WriteFailure(p.Dist, row, "nvcc: out of memory\nand more"))
+			must(t, fail(p.Dist, row, "nvcc: out of memory\nand more"))
 		}, publish.RowFailed},
 		"failed before": {func() {
 			must(t, os.Remove(p.Record(row)))
 			older := *row
 			older.Digest = strings.Repeat("0", len(row.Digest))
-			must(t, publish.WriteFailure(p.Dist, &older, "nvcc: out of memory"))
+			must(t, fail(p.Dist, &older, "nvcc: out of memory"))
 		}, publish.RowMissing},
-		"failed, then built": {func() { must(t, publish.WriteFailure(p.Dist, row, "nvcc: out of memory")) }, publish.RowReady},
+		"failed, then built": {func() { must(t, fail(p.Dist, row, "nvcc: out of memory")) }, publish.RowReady},
 		"test failed":        {func() { edit(`"passed"`, `"failed"`) }, publish.RowRejected},
 		"not tested":         {func() { edit(`"passed"`, `"not run"`) }, publish.RowUntested},
 		"audit error":        {func() { edit(`"findings": []`, `"findings": [{"rule": "x", "severity": "error", "message": "no"}]`) }, publish.RowRejected},
@@ -287,17 +278,6 @@ func TestInventory(t *testing.T) {
 			t.Errorf("%s: %q", name, inv.Rows[0].Reason)
 		}
 	}
-}
-
-func FuzzFailure(f *testing.F) {
-	f.Add([]byte(`{"format":"kiln-failure/1","row":"a","digest":"b","reason":"c"}`))
-	f.Add([]byte(`{"format":"kiln-failure/2"}`))
-	fuzzcorpus.Add(f)
-	f.Fuzz(func(t *testing.T, text []byte) {
-		if row, reason, err := publish.ParseFailure(text); err != nil && (row != "" || reason != "") {
-			t.Errorf("%q gives %q, %q and %v", text, row, reason, err)
-		}
-	})
 }
 
 // TestRetryWaits: the pauses are those that the server asks for, in the time of the bubble.
@@ -340,20 +320,20 @@ func TestProvenance(t *testing.T) {
 	wrong, err := publish.ReadPublicKey(stranger)
 	must(t, err)
 	p := publishtest.NewProject(t, publishtest.Document, 10)
-	record, err := publish.ReadRecord(p.Record(&p.Plan.Rows[0]))
+	built, err := record.Read(p.Dist, p.Plan.Rows[0].ID)
 	must(t, err)
-	plain, err := publish.NewStatement(record, record.Files[0], &publish.StatementOptions{Version: "test"})
+	plain, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test"})
 	must(t, err)
 	golden(t, "statement.jsonl", plain)
-	again, err := publish.NewStatement(record, record.Files[0], &publish.StatementOptions{Version: "test"})
+	again, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test"})
 	must(t, err)
 	if string(plain) != string(again) {
 		t.Error("equal records give different statements")
 	}
-	sbom, err := publish.NewSBOM(record, record.Files[0], &publish.StatementOptions{Version: "test"})
+	sbom, err := publish.NewSBOM(built, built.Files[0], &publish.StatementOptions{Version: "test"})
 	must(t, err)
 	golden(t, "sbom.cdx.json", sbom)
-	signed, err := publish.NewStatement(record, record.Files[0], &publish.StatementOptions{Version: "test", Key: key})
+	signed, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test", Key: key})
 	must(t, err)
 	if _, signer, err := publish.ParseStatement(signed, wrong, pub); err != nil || signer != publish.KeyID(pub) {
 		t.Errorf("signed by %q, %v", signer, err)
@@ -375,7 +355,7 @@ func TestProvenance(t *testing.T) {
 		}
 	}
 	// A wheel beside its papers.
-	name := record.Files[0].Name
+	name := built.Files[0].Name
 	wheel := filepath.Join(dir, name)
 	data, err := os.ReadFile(filepath.Join(p.Dist, name))
 	must(t, err)
@@ -403,16 +383,6 @@ func FuzzStatement(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, text []byte) {
 		if s, _, err := publish.ParseStatement(text); err == nil && s == nil {
 			panic("no statement and no error")
-		}
-	})
-}
-
-func FuzzRecord(f *testing.F) {
-	f.Add([]byte(`{"format":"kiln-record/1","recipe":{"row":{"id":"demo"}},"files":[]}`))
-	fuzzcorpus.Add(f)
-	f.Fuzz(func(_ *testing.T, text []byte) {
-		if r, err := publish.ParseRecord(text); err == nil && r.Recipe.Row.ID == "" {
-			panic("a record without a row")
 		}
 	})
 }

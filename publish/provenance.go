@@ -1,7 +1,6 @@
 package publish
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -19,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -113,7 +113,7 @@ type Signature struct {
 
 // NewStatement makes the provenance of a file of a record: one line of JSON, in an envelope if there
 // is a key. Equal records give equal bytes.
-func NewStatement(r *Record, file RecordFile, opts *StatementOptions) ([]byte, error) {
+func NewStatement(r *record.Record, file record.File, opts *StatementOptions) ([]byte, error) {
 	s := Statement{
 		Type: statementType, PredicateType: provenanceType,
 		Subject: []Subject{{Name: file.Name, Digest: map[string]string{"sha256": file.SHA256}}},
@@ -131,8 +131,12 @@ func NewStatement(r *Record, file RecordFile, opts *StatementOptions) ([]byte, e
 	run.Builder.Version = map[string]string{"kiln": cmp.Or(opts.Version, "unknown")}
 	run.Metadata.InvocationID = r.Recipe.Row.ID + "#" + strconv.Itoa(r.Attempt)
 	run.Metadata.StartedOn, run.Metadata.FinishedOn = r.Started, r.Finished
-	if len(r.Audit) > 0 {
-		run.Byproducts = append(run.Byproducts, Byproduct{"audit", "application/json", compact(r.Audit)})
+	if r.Audit != nil {
+		report, err := json.Marshal(r.Audit)
+		if err != nil {
+			return nil, err
+		}
+		run.Byproducts = append(run.Byproducts, Byproduct{"audit", "application/json", report})
 	}
 	test, err := json.Marshal(map[string]string{"result": r.Test.Result, "why": r.Test.Why})
 	if err != nil {
@@ -151,16 +155,8 @@ func NewStatement(r *Record, file RecordFile, opts *StatementOptions) ([]byte, e
 	return append(text, '\n'), nil
 }
 
-func compact(text json.RawMessage) []byte {
-	var b bytes.Buffer
-	if json.Compact(&b, text) != nil {
-		return text
-	}
-	return b.Bytes()
-}
-
 // dependencies are the inputs of a build: source, image, and every package that was installed.
-func dependencies(r *Record) []Dependency {
+func dependencies(r *record.Record) []Dependency {
 	src := r.Recipe.Source
 	d := Dependency{Name: "source", URI: src.Location, Digest: map[string]string{"sha256": src.Digest}}
 	if src.Kind == "git" {
@@ -327,7 +323,7 @@ type sbomDependency struct {
 
 // NewSBOM makes the bill of materials of a wheel, in CycloneDX 1.6: what it needs at run time, in the versions
 // that it was tested with, what only the build needed (scope "excluded"), and its native modules.
-func NewSBOM(r *Record, file RecordFile, opts *StatementOptions) ([]byte, error) {
+func NewSBOM(r *record.Record, file record.File, opts *StatementOptions) ([]byte, error) {
 	name, err := wheel.ParseFilename(file.Name)
 	if err != nil {
 		return nil, err
@@ -365,7 +361,7 @@ func NewSBOM(r *Record, file RecordFile, opts *StatementOptions) ([]byte, error)
 	return append(text, '\n'), err
 }
 
-func packageComponent(p Installed, scope string) sbomComponent {
+func packageComponent(p record.Installed, scope string) sbomComponent {
 	purl := packageURL(p.Name, p.Version)
 	c := sbomComponent{Type: "library", Ref: purl, Name: wheel.NormalizeName(p.Name), Version: p.Version, Scope: scope, PURL: purl}
 	if p.SHA256 != "" {
@@ -444,7 +440,7 @@ func Verify(path string, opts VerifyOptions) (*Verdict, error) {
 	case len(opts.Keys) > 0:
 		bad("there is no %s whose signature could be checked", filepath.Base(name))
 	default:
-		v.record(filepath.Join(filepath.Dir(path), "records"), bad)
+		v.record(filepath.Dir(path), bad)
 	}
 	if text, err := os.ReadFile(path + sbomSuffix); err == nil {
 		v.SBOM = path + sbomSuffix
@@ -503,10 +499,8 @@ func subjectNames(list []Subject) string {
 }
 
 // record looks for the record of a build that made the file.
-func (v *Verdict) record(dir string, bad func(string, ...any)) {
-	entries, _ := os.ReadDir(dir) // no folder, no records
-	for _, e := range entries {
-		r, err := ReadRecord(filepath.Join(dir, e.Name()))
+func (v *Verdict) record(dist string, bad func(string, ...any)) {
+	for r, err := range record.All(dist) {
 		if err != nil {
 			continue
 		}
@@ -514,7 +508,7 @@ func (v *Verdict) record(dir string, bad func(string, ...any)) {
 			if f.Name != v.File {
 				continue
 			}
-			v.Provenance, v.Row, v.Test = filepath.Join(dir, e.Name()), r.Recipe.Row.ID, r.Test.Result
+			v.Provenance, v.Row, v.Test = record.Path(dist, r.Recipe.Row.ID), r.Recipe.Row.ID, r.Test.Result
 			v.Source = strings.TrimSpace(r.Recipe.Source.Location + " " + r.Recipe.Source.Digest)
 			if f.SHA256 != v.SHA256 {
 				bad("the record is about other bytes: sha256 %s, the file has %s", f.SHA256, v.SHA256)

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
@@ -259,9 +260,9 @@ type rowJSON struct {
 	Tries  int           `json:"attempts"`
 	Test   string        `json:"test,omitempty"`
 	// Compiles says what was compiled and what was shared.
-	Compiles *build.CompileSummary `json:"compiles,omitempty"`
-	Files    []build.FileRecord    `json:"files"`
-	Dir      string                `json:"attempt_dir,omitempty"`
+	Compiles *record.Compiles `json:"compiles,omitempty"`
+	Files    []record.File    `json:"files"`
+	Dir      string           `json:"attempt_dir,omitempty"`
 	// Diagnosis is the id of the cause of a failure; docs/diagnoses.md lists them.
 	Diagnosis string `json:"diagnosis,omitempty"`
 }
@@ -271,7 +272,7 @@ func jsonResult(result *build.Result) any {
 	for i, r := range result.Rows {
 		rows[i] = rowJSON{
 			ID: r.Row.ID, Status: r.Status, Reason: r.Reason, Cause: r.Cause, Wall: r.Wall.Seconds(), Peak: r.JobReport.Result.PeakMemoryBytes,
-			Tries: r.Attempts, Files: []build.FileRecord{}, Dir: r.Dir,
+			Tries: r.Attempts, Files: []record.File{}, Dir: r.Dir,
 		}
 		if r.Record != nil {
 			rows[i].Test, rows[i].Files, rows[i].Compiles = r.Record.Test.Result, r.Record.Files, r.Record.Compiles

@@ -2,15 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/index"
 )
 
@@ -22,9 +20,6 @@ type wheelAudits struct {
 	mu      sync.Mutex
 	records map[string]map[string]*audit.Report // by folder of wheels and SHA-256
 }
-
-// buildRecords is the folder beside wheels in which `kiln build` writes what it knows of them.
-const buildRecords = "records"
 
 // look is the Audit of [index.PublishOptions].
 func (w *wheelAudits) look(ctx context.Context, path string, sum index.Digest) (arch []string, results []index.AuditResult) {
@@ -48,40 +43,25 @@ func (w *wheelAudits) recorded(dir, sum string) *audit.Report {
 		w.records = map[string]map[string]*audit.Report{}
 	}
 	if w.records[dir] == nil {
-		w.records[dir] = w.read(filepath.Join(dir, buildRecords))
+		w.records[dir] = w.read(dir)
 	}
 	return w.records[dir][sum]
 }
 
-// read reads the records in a folder. One that cannot be read is left out: the wheel is there.
+// read reads the records in a folder of wheels. One that cannot be read is left out: the wheel is there.
 func (w *wheelAudits) read(dir string) map[string]*audit.Report {
 	out := map[string]*audit.Report{}
-	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.Type().IsRegular() || filepath.Ext(path) != ".json" {
-			return nil //nolint:nilerr // there need not be any
-		}
-		var record struct {
-			Files []struct {
-				Name   string `json:"name"`
-				SHA256 string `json:"sha256"`
-			} `json:"files"`
-			Audit *audit.Report `json:"audit"`
-		}
-		data, err := os.ReadFile(path)
-		if err == nil {
-			err = json.Unmarshal(data, &record)
-		}
+	for r, err := range record.All(dir) {
 		if err != nil {
-			w.app.log.Warn("record of a build left out", "file", path, "error", err)
-			return nil
+			w.app.log.Warn("record of a build left out", "error", err)
+			continue
 		}
-		for _, f := range record.Files {
-			if record.Audit != nil && f.Name == record.Audit.File {
-				out[f.SHA256] = record.Audit
+		for _, f := range r.Files {
+			if r.Audit != nil && f.Name == r.Audit.File {
+				out[f.SHA256] = r.Audit
 			}
 		}
-		return nil
-	})
+	}
 	return out
 }
 

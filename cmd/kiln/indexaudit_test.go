@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,7 +9,8 @@ import (
 	"testing"
 
 	"github.com/kiln-build/kiln/audit"
-	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/matrix"
 )
 
 // TestIndexAudit: what `kiln build` recorded of a wheel is on its page and in the catalog; a record of
@@ -29,7 +29,7 @@ func TestIndexAudit(t *testing.T) {
 		if name == rebuilt {
 			data = append(data, "other bytes"...)
 		}
-		report, err := json.Marshal(audit.Report{
+		report := &audit.Report{
 			File: name, Torch: "2.9.1+cu128", Platform: &audit.Platform{GLIBC: "2.28"},
 			Objects: []audit.Object{
 				{Path: "demo_ext/a.so", Kind: "elf", GPU: []audit.GPUCode{{Target: "8.0", Kind: "sass"}, {Target: "9.0a", Kind: "sass"}, {Target: "12.0", Kind: "sass"}, {Target: "12.0", Kind: "ptx"}}},
@@ -39,19 +39,11 @@ func TestIndexAudit(t *testing.T) {
 				{Rule: audit.RuleRunPath, Severity: audit.Warning, File: "demo_ext/b.so", Message: "run path leads <out>\nof the wheel", Details: []string{"/opt/lib"}},
 				{Rule: audit.RuleDebugInfo, Severity: audit.Note, Message: "debug information"},
 			},
-		})
-		if err != nil {
-			t.Fatal(err)
 		}
-		record, err := json.Marshal(build.Record{Audit: report, Files: []build.FileRecord{{Name: name, SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}}})
-		if err != nil {
-			t.Fatal(err)
+		built := record.Record{
+			Recipe: record.Recipe{Row: matrix.Row{ID: name}}, Audit: report, Files: []record.File{{Name: name, SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}},
 		}
-		path := filepath.Join(dist, "records", "demo-ext", name+".json")
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, record, 0o644); err != nil {
+		if err := record.Write(dist, &built); err != nil {
 			t.Fatal(err)
 		}
 	}

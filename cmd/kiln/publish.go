@@ -229,7 +229,7 @@ func (p *publication) inventory(ctx context.Context) (*publish.Inventory, error)
 	if state, err := engine.ReadState(cmp.Or(p.flags.state, filepath.Join(p.dir, ".kiln"))); err == nil {
 		for i := range state.Jobs {
 			if j := &state.Jobs[i]; j.Status == engine.StatusFailed {
-				opts.Failures[j.ID], _, _ = strings.Cut(j.Reason, "\n")
+				opts.Failures[j.ID] = j.Reason
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
@@ -98,7 +99,7 @@ func (a *app) testRows(ctx context.Context, flags *buildFlags, opts build.Option
 func (a *app) testFiles(ctx context.Context, opts build.Options, files []string, asJSON bool, adjust func(*matrix.Row, *matrix.Settings)) error {
 	type verdict struct {
 		File string `json:"file"`
-		build.TestResult
+		record.Test
 	}
 	var verdicts []verdict
 	failed := 0

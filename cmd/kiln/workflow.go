@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/fsx"
 	children "github.com/kiln-build/kiln/internal/run"
@@ -266,7 +267,8 @@ func keepFailures(dist string, rows []matrix.Row, inv *publish.Inventory) error 
 		if state.State == publish.RowMissing {
 			reason = "the build ended before it began: " + reason
 		}
-		if err := publish.WriteFailure(dist, &rows[i], reason); err != nil {
+		failure := record.Failure{Row: rows[i].ID, Digest: rows[i].Digest, Reason: reason}
+		if err := failure.Write(record.FailurePath(dist, rows[i].ID)); err != nil {
 			return err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/matrix"
 )
@@ -343,7 +344,7 @@ packages:
 		if !strings.Contains(log, "== collect:") || strings.Contains(log, "CUDA version mismatch") {
 			t.Errorf("bypass: it does not compile\n%s", log)
 		}
-		if r.Status == engine.StatusDone && !slices.ContainsFunc(r.Record.Patches, func(p build.PatchRecord) bool { return strings.Contains(p.File, "cpp_extension") && p.Places > 0 }) {
+		if r.Status == engine.StatusDone && !slices.ContainsFunc(r.Record.Patches, func(p record.Patch) bool { return strings.Contains(p.File, "cpp_extension") && p.Places > 0 }) {
 			t.Errorf("bypass: the record does not say so: %+v", r.Record.Patches)
 		}
 	}

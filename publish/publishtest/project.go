@@ -10,7 +10,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -21,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/wheel"
@@ -63,23 +64,22 @@ func (p *Project) Finish(t testing.TB, row *matrix.Row, text string, padding int
 
 // Finish is [Project.Finish] for a dist folder.
 func Finish(dist string, row *matrix.Row, text string, padding int) error {
-	if err := os.MkdirAll(filepath.Join(dist, "records"), 0o777); err != nil {
+	if err := os.MkdirAll(dist, 0o777); err != nil {
 		return err
 	}
 	started := time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
-	record := map[string]any{
-		"format": "kiln-record/1", "attempt": 1, "started": started, "finished": started.Add(time.Minute), "jobs": 2, "os": "debian-12",
-		"recipe": map[string]any{
-			"row": row, "settings": map[string]any{"description": "A demonstration", "cuda_check": "strict"},
-			"source": map[string]any{"kind": "git", "location": "https://example.org/demo", "commit": strings.Repeat("c", 40), "digest": strings.Repeat("c", 40)},
-			"digest": row.Digest, "build_digest": row.Digest, "sandbox": "host",
+	built := record.Record{
+		Attempt: 1, Started: started, Finished: started.Add(time.Minute), Jobs: 2, OS: "debian-12",
+		Recipe: record.Recipe{
+			Row: *row, Settings: matrix.Settings{Description: "A demonstration", CUDACheck: "strict"},
+			Source: record.Source{Kind: "git", Location: "https://example.org/demo", Commit: strings.Repeat("c", 40), Digest: strings.Repeat("c", 40)},
+			Digest: row.Digest, BuildDigest: row.Digest, Sandbox: "host",
 		},
-		"installed": []any{map[string]any{"name": "setuptools", "version": "80.0", "sha256": strings.Repeat("5", 64)}},
-		"commands":  []any{map[string]any{"stage": "compile", "argv": []string{"python", "-m", "build"}, "exit_code": 0}},
-		"warnings":  []string{}, "test": map[string]any{"result": "passed", "installed": []any{map[string]any{"name": "numpy", "version": "2.3.0"}}},
-		"audit": map[string]any{"format": "kiln-audit/1", "findings": []any{}, "objects": []any{}},
+		Installed: []record.Installed{{Name: "setuptools", Version: "80.0", SHA256: strings.Repeat("5", 64)}},
+		Commands:  []record.Command{{Stage: "compile", Argv: []string{"python", "-m", "build"}}},
+		Audit:     &audit.Report{Format: audit.ReportFormat, Findings: []audit.Finding{}, Objects: []audit.Object{}},
+		Test:      record.Test{Result: "passed", Installed: []record.Installed{{Name: "numpy", Version: "2.3.0"}}},
 	}
-	var files []any
 	for _, name := range row.Files() {
 		data, err := sdist(name, text)
 		if strings.HasSuffix(name, ".whl") {
@@ -92,19 +92,14 @@ func Finish(dist string, row *matrix.Row, text string, padding int) error {
 			return err
 		}
 		sum := sha256.Sum256(data)
-		files = append(files, map[string]any{"name": name, "sha256": hex.EncodeToString(sum[:]), "size": len(data)})
+		built.Files = append(built.Files, record.File{Name: name, SHA256: hex.EncodeToString(sum[:]), Size: int64(len(data))})
 	}
-	record["files"] = files
-	out, err := json.MarshalIndent(record, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dist, "records", row.ID+".json"), out, 0o666)
+	return record.Write(dist, &built)
 }
 
 // Record is the path of the record of a row.
 func (p *Project) Record(row *matrix.Row) string {
-	return filepath.Join(p.Dist, "records", row.ID+".json")
+	return record.Path(p.Dist, row.ID)
 }
 
 // Inventory reads the dist folder.

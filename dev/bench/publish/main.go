@@ -28,6 +28,7 @@ import (
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 )
@@ -298,7 +299,7 @@ func upload(dir string) error {
 			h := sha256.New()
 			size, err := io.Copy(h, f)
 			inv.Units[i] = publish.Unit{
-				Row: matrix.Row{Package: "bench", Version: "1.0"}, Record: &publish.Record{},
+				Row: matrix.Row{Package: "bench", Version: "1.0"}, Record: &record.Record{},
 				File: publish.LocalFile{Name: filepath.Base(path), Path: path, Size: size, SHA256: hex.EncodeToString(h.Sum(nil))},
 			}
 			return err

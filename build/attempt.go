@@ -304,7 +304,7 @@ var causes = map[machine.Class]engine.Cause{
 func (a *attempt) evidence(ctx context.Context, err error) machine.Evidence {
 	e := machine.Evidence{
 		Stage: a.stage, LogLines: a.log.lines(), ExitCode: 1, Image: a.Image, Python: a.Row.Python, CUDA: a.Row.CUDA, ROCm: a.Row.ROCm,
-		Torch: a.Row.Torch, Arch: a.Row.Arch, OS: "linux", Distribution: a.facts.Distribution,
+		Torch: a.Row.Torch, Arch: a.Row.Arch, OS: "linux", Distribution: a.facts.Distribution, Root: os.Geteuid() == 0,
 		MemoryLimitBytes: a.memoryLimit(), PeakMemoryBytes: a.peak, Jobs: a.jobs, NVCCThreads: a.Settings.Resources.NVCCThreads,
 		WallLimit: time.Duration(a.Settings.Resources.WallTime), Requirements: slices.Concat(a.facts.Requires, a.Deps), Env: a.Settings.Env,
 		ToolkitFound: a.tools.CUDAVersion, TestImports: a.Settings.Test.Imports, NeedDiskBytes: a.Settings.Resources.DiskBytes,

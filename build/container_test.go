@@ -22,8 +22,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 	"github.com/kiln-build/kiln/internal/kilntest"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // The same container for both engines: what differs is the program, and what was asked for by option.
@@ -404,6 +406,37 @@ esac`)
 		if all := calls(); !strings.HasPrefix(all[len(all)-1], "rm --force --volumes kiln-") {
 			t.Errorf("%s: the container is not removed: %q", test.name, all)
 		}
+	}
+}
+
+// A container that cannot be started is not an image without Python, and a fix for root has no sudo.
+func TestEngineBreaksBeforePython(t *testing.T) {
+	c, _ := brokenEngine(t, `
+case "$1" in
+image) echo '`+inspectAnswer+`' ;;
+start) echo "Error: OCI runtime error: crun: cgroups in hybrid mode not supported, drop all controllers from cgroupv2" >&2; exit 126 ;;
+container) echo '[{"Id":"x","State":{"Running":false,"ExitCode":126,"StartedAt":"0001-01-01T00:00:00Z"}}]' ;;
+esac`)
+	dir := t.TempDir()
+	a := &attempt{
+		Recipe: &Recipe{Image: "debian:13"}, opts: &Options{StateDir: dir, Sandboxes: c}, try: &engine.Attempt{}, work: dir, stage: machine.StagePrepare,
+		log: &tailWriter{to: io.Discard},
+	}
+	a.Row.Python = "3.12"
+	box, err := c.Open(t.Context(), BoxSpec{Name: "b", Image: "debian:13", Mounts: []Mount{{Host: dir, Inside: insideWork}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = a.findPython(t.Context(), box, a.scripts())
+	if own, ok := errors.AsType[*diagnosed](err); ok {
+		t.Fatalf("a broken engine is taken for %s: %v", own.ID, err)
+	}
+	e := a.evidence(t.Context(), err)
+	if found := machine.Diagnose(e); len(found) != 1 || found[0].ID != "container-runtime" || !strings.Contains(found[0].Detail, "hybrid mode") {
+		t.Errorf("%v: %+v", err, found)
+	}
+	if e.Root != (os.Geteuid() == 0) {
+		t.Errorf("root is %v", e.Root)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -115,8 +116,8 @@ func (a *attempt) findPython(ctx context.Context, box Box, scripts string) (stri
 	for _, name := range names {
 		var f facts
 		if err := a.script(ctx, box, name, scripts, "facts.py", env, &f, "-", "-"); err != nil {
-			if ctx.Err() != nil {
-				return "", err
+			if _, broken := errors.AsType[*EngineError](err); broken || ctx.Err() != nil {
+				return "", err // no container was started: nothing is known of the image
 			}
 			continue // not there, or a shim without an interpreter behind it
 		}

@@ -427,9 +427,6 @@ func (p *prober) torch() Result {
 				t.CXX11ABI = symbolABI(data)
 			}
 		}
-		if t.CXX11ABI == "" && !t.packaged() {
-			t.CXX11ABI = TorchABI(p.opts.Table, t.Version, t.CUDA, t.HIP, p.OS)
-		}
 		p.m.Torch = t
 		r.Status, r.Path, r.Value = OK, home, t.Version
 		if len(t.Missing) > 0 {

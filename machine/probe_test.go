@@ -52,7 +52,7 @@ func TestProbeWorkstation(t *testing.T) {
 			Include: "/usr/include/python3.12", Headers: true, Prefix: "/venv", BasePrefix: "/usr", Scripts: "/venv/bin",
 			SitePackages: []string{"/venv/lib/python3.12/site-packages"},
 		},
-		Torch:  machine.Torch{Dir: "/venv/lib/python3.12/site-packages/torch", Version: "2.9.0+cu128", CUDA: "12.8", Git: "0fabc3ba44823f257e70ce397d989c8de5e362c1", CXX11ABI: "1"},
+		Torch:  machine.Torch{Dir: "/venv/lib/python3.12/site-packages/torch", Version: "2.9.0+cu128", CUDA: "12.8", Git: "0fabc3ba44823f257e70ce397d989c8de5e362c1"},
 		Driver: machine.NVIDIADriver{Version: "580.159.04", CUDA: "13.0", Library: true, Source: "nvidia-smi"},
 		GPUs: []machine.GPU{{
 			Vendor: "nvidia", Name: "NVIDIA H200", UUID: "GPU-11111111-2222-3333-4444-555555555555", ComputeCapability: "9.0", MemoryBytes: 143771 << 20,

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/kilntest"
@@ -23,6 +24,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	launcher.Main()
 	run.Main()
 	if dir := os.Getenv(childEnv); dir != "" {
 		os.Exit(buildChild(dir))

@@ -1,5 +1,5 @@
-// Package calls reads what compiler launchers have written down: every call of a row, what it read, and what made the compiles of
-// two rows differ. It is apart from the launchers because they must start at once, and this takes packages that do not.
+// Package calls reads the records of compiler launchers: every call of a row, what it read, and what
+// made the compiles of two rows differ.
 package calls
 
 import (

@@ -4,6 +4,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // call is a command line, understood.
@@ -17,6 +18,9 @@ type call struct {
 	other bool
 	// refused says why a compile is not shared.
 	refused string
+	// compile says that there is an option for compiling, sources are all that are named.
+	compile bool
+	sources []string
 	// What was asked for about dependencies.
 	wantDeps bool
 	depPath  string
@@ -105,104 +109,160 @@ func isSource(file string) bool {
 // parseCall understands a command line.
 func parseCall(kind Kind, args []string) *call {
 	c := &call{kind: kind, threads: 1}
-	var sources []string
-	compile := false
-	for i := 0; i < len(args); i++ {
-		a := args[i]
-		name, value := a, ""
-		joined, hasValue := false, false
-		if kind == NVCC && hasPrefix(a, "-") {
-			if n, v, ok := cut(a, "="); ok && (nvccSeparate(n) || shortName(n) != "") {
-				name, value, joined, hasValue = n, v, true, true
-			}
-			if short := shortName(name); short != "" {
-				name, a, joined = short, short, false
-			}
+	for i := 0; i < len(args); {
+		var o option
+		if o, i = readOption(kind, args, i); o.missing {
+			c.refused = "the value of " + o.name + " is missing"
 		}
-		if !hasValue && (separate(name) || kind == NVCC && nvccSeparate(name)) && i+1 < len(args) {
-			i++
-			value, hasValue = args[i], true
-		}
-		emit := func() {
-			c.args = append(c.args, a)
-			if hasValue && !joined {
-				c.args = append(c.args, value)
-			}
-		}
-		switch {
-		case name == "-c" || kind == NVCC && name == "-dc":
-			compile = true
-			emit()
-		case name == "-o":
-			c.output = value
-			emit()
-		case !hasValue && hasPrefix(a, "-o") && kind != NVCC && len(a) > 2:
-			c.output = a[2:]
-			c.args = append(c.args, "-o", a[2:])
-		case name == "-MD" || name == "-MMD":
-			c.wantDeps = true
-		case name == "-MF":
-			c.depPath = value
-		case hasPrefix(a, "-MF") && !hasValue:
-			c.depPath = a[3:]
-		case name == "-MT" || name == "-MQ":
-			c.targets = append(c.targets, value)
-		case hasPrefix(a, "-Wp,-MD,") || hasPrefix(a, "-Wp,-MMD,"):
-			c.wantDeps = true
-			if words := split(a, ","); len(words) == 3 {
-				c.depPath = words[2]
-			} else {
-				c.refused = "it writes dependencies by " + a
-			}
-		case name == "-M" || name == "-MM" || name == "-E" || name == "--preprocess" || name == "-###" || name == "--dryrun" || name == "-dryrun" ||
-			name == "--generate-dependencies" || name == "--version" || name == "-V" || name == "-dlink" || name == "--device-link" || name == "--lib" || name == "-fsyntax-only":
-			c.other = true
-		case name == "-MG" || name == "-save-temps" || hasPrefix(a, "-save-temps=") || name == "--keep" || name == "-keep" || name == "--save-temps" ||
-			name == "-S" || name == "-optf" || name == "--options-file" || hasPrefix(a, "-fprofile") || hasPrefix(a, "--coverage") || a == "-gsplit-dwarf":
-			c.refused = "it is called with " + name
-			emit()
-		case kind == NVCC && slices.Contains([]string{"-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "--fatbin", "-optix-ir", "--optix-ir", "-ltoir", "--ltoir"}, name):
-			// ccache takes them for links.
-			c.refused = "ccache does not cache " + name
-			compile = true
-			emit()
-		case hasPrefix(a, "@"):
-			c.refused = "it reads arguments from a file"
-			emit()
-		case !hasPrefix(a, "-") && isSource(a):
-			sources = append(sources, a)
-			emit()
-		default:
-			switch kind {
-			case NVCC:
-				c.nvccOption(name, value, a)
-			case HIPCC:
-				c.hipOption(a)
-			}
-			emit()
-		}
+		c.add(o)
 	}
 	switch {
-	case c.other || !compile && c.refused == "" || len(sources) == 0:
+	case c.other || !c.compile && c.refused == "" || len(c.sources) == 0:
 		c.other = true
-	case !compile:
-		c.other = len(sources) == 0 || c.output == "" || !hasSuffix(c.output, ".s")
-	case len(sources) > 1:
+	case !c.compile:
+		c.other = !strings.HasSuffix(c.output, ".s")
+	case len(c.sources) > 1:
 		c.refused = "it compiles several files at once"
 	case kind == HIPCC && c.refused == "" && len(c.archs) == 0:
 		c.refused = "it does not say for which GPUs"
 	}
-	if len(sources) > 0 {
-		c.source = sources[0]
+	if len(c.sources) > 0 {
+		c.source = c.sources[0]
 	}
 	if c.output == "" && c.source != "" {
 		base := path.Base(c.source)
-		c.output = trimSuffix(base, path.Ext(base)) + ".o"
+		c.output = strings.TrimSuffix(base, path.Ext(base)) + ".o"
 		if c.refused == "" && !c.other {
 			c.args = append(c.args, "-o", c.output) // what is written must be known
 		}
 	}
 	return c
+}
+
+// option is one option of a command line, or one file.
+type option struct {
+	arg   string // as it is passed on
+	name  string // without a value that nvcc lets stand behind =
+	value string
+	// hasValue says that there is one, joined that it is part of arg, missing that there should be.
+	hasValue, joined, missing bool
+}
+
+// readOption reads the option at i and returns where the next one begins.
+func readOption(kind Kind, args []string, i int) (option, int) {
+	o := option{arg: args[i], name: args[i]}
+	if kind == NVCC && strings.HasPrefix(o.arg, "-") {
+		if n, v, ok := strings.Cut(o.arg, "="); ok && (nvccSeparate(n) || shortName(n) != "") {
+			o.name, o.value, o.joined, o.hasValue = n, v, true, true
+		}
+		if short := shortName(o.name); short != "" {
+			o.name, o.arg, o.joined = short, short, false
+		}
+	}
+	if !o.hasValue && (separate(o.name) || kind == NVCC && nvccSeparate(o.name)) {
+		i++
+		if o.missing = i == len(args); !o.missing {
+			o.value, o.hasValue = args[i], true
+		}
+	}
+	return o, i + 1
+}
+
+// keep passes an option on.
+func (c *call) keep(o option) {
+	c.args = append(c.args, o.arg)
+	if o.hasValue && !o.joined {
+		c.args = append(c.args, o.value)
+	}
+}
+
+// add takes in the next option.
+func (c *call) add(o option) {
+	if c.dependencyOption(o) {
+		return
+	}
+	switch {
+	case question(o.name):
+		c.other = true
+		return
+	case o.name == "-c" || c.kind == NVCC && o.name == "-dc":
+		c.compile = true
+	case o.name == "-o":
+		c.output = o.value
+	case !o.hasValue && c.kind != NVCC && len(o.arg) > 2 && strings.HasPrefix(o.arg, "-o"):
+		c.output = o.arg[2:]
+		c.args = append(c.args, "-o", c.output)
+		return
+	case unshared(o):
+		c.refused = "it is called with " + o.name
+	case c.kind == NVCC && deviceCode(o.name):
+		// ccache takes them for links.
+		c.refused = "ccache does not cache " + o.name
+		c.compile = true
+	case strings.HasPrefix(o.arg, "@"):
+		c.refused = "it reads arguments from a file"
+	case !strings.HasPrefix(o.arg, "-") && isSource(o.arg):
+		c.sources = append(c.sources, o.arg)
+	case c.kind == NVCC:
+		c.nvccOption(o.name, o.value, o.arg)
+	case c.kind == HIPCC:
+		c.hipOption(o.arg)
+	}
+	c.keep(o)
+}
+
+// dependencyOption takes in an option about dependency lists; it reports whether this is one.
+func (c *call) dependencyOption(o option) bool {
+	switch {
+	case o.name == "-MD" || o.name == "-MMD":
+		c.wantDeps = true
+	case o.name == "-MF":
+		c.depPath = o.value
+	case strings.HasPrefix(o.arg, "-MF") && !o.hasValue:
+		c.depPath = o.arg[3:]
+	case o.name == "-MT" || o.name == "-MQ":
+		c.targets = append(c.targets, o.value)
+	case strings.HasPrefix(o.arg, "-Wp,-MD,") || strings.HasPrefix(o.arg, "-Wp,-MMD,"):
+		c.wantDeps = true
+		if words := strings.Split(o.arg, ","); len(words) == 3 {
+			c.depPath = words[2]
+		} else {
+			c.refused = "it writes dependencies by " + o.arg
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// question reports whether with an option nothing is compiled.
+func question(name string) bool {
+	switch name {
+	case "-M", "-MM", "-E", "--preprocess", "-###", "--dryrun", "-dryrun", "--generate-dependencies", "--version", "-V",
+		"-dlink", "--device-link", "--lib", "-fsyntax-only":
+		return true
+	}
+	return false
+}
+
+// unshared reports whether with an option there are results or inputs besides the object and the source.
+func unshared(o option) bool {
+	switch o.name {
+	case "-MG", "-save-temps", "--keep", "-keep", "--save-temps", "-S", "-optf", "--options-file", "-gsplit-dwarf":
+		return true
+	}
+	return slices.ContainsFunc([]string{"-save-temps=", "-fprofile", "--coverage"}, func(prefix string) bool {
+		return strings.HasPrefix(o.arg, prefix)
+	})
+}
+
+// deviceCode reports whether nvcc is asked for code of GPUs instead of an object.
+func deviceCode(name string) bool {
+	switch strings.TrimPrefix(strings.TrimPrefix(name, "-"), "-") {
+	case "ptx", "cubin", "fatbin", "optix-ir", "ltoir":
+		return strings.HasPrefix(name, "-")
+	}
+	return false
 }
 
 func (c *call) nvccOption(name, value, arg string) {
@@ -213,8 +273,10 @@ func (c *call) nvccOption(name, value, arg string) {
 		if n, err := strconv.Atoi(value); err == nil && n > 0 {
 			c.threads = n
 		}
-	case hasPrefix(arg, "-t") && consistsOf(arg[2:], "0123456789") && len(arg) > 2:
-		c.threads, _ = strconv.Atoi(arg[2:])
+	case strings.HasPrefix(arg, "-t"):
+		if n, err := strconv.Atoi(arg[2:]); err == nil && n > 0 {
+			c.threads = n
+		}
 	case arg == "-lineinfo" || arg == "--generate-line-info" || arg == "-G" || arg == "--device-debug" || arg == "-g" || arg == "--debug":
 		c.debug = true
 	}
@@ -223,17 +285,17 @@ func (c *call) nvccOption(name, value, arg string) {
 // hipOption looks at what hipcc, and clang behind it, know about GPUs.
 func (c *call) hipOption(arg string) {
 	for _, option := range []string{"--offload-arch=", "--amdgpu-target=", "--cuda-gpu-arch="} {
-		if arch, ok := cutPrefix(arg, option); ok {
+		if arch, ok := strings.CutPrefix(arg, option); ok {
 			c.archs = append(c.archs, arch)
-			if contains(arch, "native") {
+			if strings.Contains(arch, "native") {
 				c.refused = "it compiles for the GPUs of this machine"
 			}
 		}
 	}
 	switch {
-	case arg == "--genco" || hasSuffix(arg, "-device-only") || hasSuffix(arg, "-host-only"):
+	case arg == "--genco" || strings.HasSuffix(arg, "-device-only") || strings.HasSuffix(arg, "-host-only"):
 		c.refused = "it is called with " + arg
-	case hasPrefix(arg, "--no-offload-arch") || hasPrefix(arg, "--no-cuda-gpu-arch"):
+	case strings.HasPrefix(arg, "--no-offload-arch") || strings.HasPrefix(arg, "--no-cuda-gpu-arch"):
 		c.refused = "it is called with " + arg
 	}
 }
@@ -267,10 +329,10 @@ func mapPaths(kind Kind, args []string, change func(string) string) []string {
 				}
 				break
 			}
-			if rest, ok := cutPrefix(out[i], option); ok {
-				if path, ok := cutPrefix(rest, "="); ok && kind == NVCC {
+			if rest, ok := strings.CutPrefix(out[i], option); ok {
+				if path, ok := strings.CutPrefix(rest, "="); ok && kind == NVCC {
 					out[i] = option + "=" + change(path)
-				} else if hasPrefix(rest, "/") {
+				} else if strings.HasPrefix(rest, "/") {
 					out[i] = option + change(rest)
 				} else {
 					continue

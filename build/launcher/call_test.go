@@ -78,6 +78,7 @@ func TestParseCall(t *testing.T) {
 			want{Args: "-c k.hip -o k.o --offload-arch=gfx90a --cuda-device-only", Source: "k.hip", Output: "k.o", Refused: "it is called with --cuda-device-only", Threads: 1},
 		},
 		{"hipcc links", HIPCC, "-shared a.o -o m.so --offload-arch=gfx90a", want{Args: "-shared a.o -o m.so --offload-arch=gfx90a", Output: "m.so", Other: true, Threads: 1}},
+		{"no value", GCC, "-c x.c -o", want{Args: "-c x.c -o", Source: "x.c", Output: "x.o", Refused: "the value of -o is missing", Threads: 1}},
 		{"kept files", NVCC, "-c --keep k.cu -o k.o", want{Args: "-c --keep k.cu -o k.o", Source: "k.cu", Output: "k.o", Refused: "it is called with --keep", Threads: 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -119,6 +120,7 @@ func FuzzParseCall(f *testing.F) {
 	f.Add(false, "-MMD\n-MF\nx.d\n-c\nx.cpp")
 	f.Add(false, "-o")
 	f.Add(true, "--output-file=\n-c\n-t\n0")
+	f.Add(true, "-c\n.C\n-o")
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, nvcc bool, text string) {
 		kind := GCC

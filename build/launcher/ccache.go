@@ -1,9 +1,12 @@
 package launcher
 
 import (
+	"io"
+	"net"
 	"os"
 	"path"
 	"strconv"
+	"strings"
 )
 
 // ccache is one call of it.
@@ -24,12 +27,12 @@ func (c *ccache) compiler(call *call) string {
 	// Variables that change what compilers do, and that ccache need not know.
 	var changes []byte
 	for _, pair := range c.env {
-		name, _, _ := cut(pair, "=")
+		name, _, _ := strings.Cut(pair, "=")
 		switch name {
 		case "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "GCC_EXEC_PREFIX", "COMPILER_PATH", "CCC_OVERRIDE_OPTIONS", "GCC_COMPARE_DEBUG",
 			"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "DEVICE_LIB_PATH":
 		default:
-			if c.tool.Kind != HIPCC || !hasPrefix(name, "HIP") && !hasPrefix(name, "HCC") && !hasPrefix(name, "ROCM") {
+			if c.tool.Kind != HIPCC || !strings.HasPrefix(name, "HIP") && !strings.HasPrefix(name, "HCC") && !strings.HasPrefix(name, "ROCM") {
 				continue
 			}
 		}
@@ -81,7 +84,7 @@ func (c *ccache) kind() string {
 	return string(c.tool.Kind)
 }
 
-func attributes(r *Remote) string { return join(append([]string{""}, r.Attributes...), "|") }
+func attributes(r *Remote) string { return strings.Join(append([]string{""}, r.Attributes...), "|") }
 
 func (c *ccache) temp(kind string) string { return path.Join(c.Temp, c.id+"."+kind) }
 
@@ -94,7 +97,7 @@ func (c *ccache) clean() {
 func (c *ccache) outcome(r *Record) {
 	counters, err := os.ReadFile(c.temp("stats"))
 	if err != nil {
-		r.Result, r.Why = Bypass, "ccache left no word: "+err.Error()
+		r.Result, r.Why = Bypass, "ccache wrote no statistics: "+err.Error()
 		return
 	}
 	r.Result, r.Why, r.Remote = parseCounters(counters)
@@ -103,28 +106,56 @@ func (c *ccache) outcome(r *Record) {
 // parseCounters turns a stats log of one call into its outcome.
 func parseCounters(text []byte) (result Outcome, why string, remote bool) {
 	result, why = Bypass, "ccache counted nothing"
-	for _, line := range split(string(text), "\n") {
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSuffix(line, "\n")
 		switch {
-		case line == "" || hasPrefix(line, "#"):
+		case line == "" || strings.HasPrefix(line, "#"):
 		case line == "direct_cache_hit" || line == "preprocessed_cache_hit":
-			return Hit, "", contains(string(text), "remote_storage_hit")
+			return Hit, "", strings.Contains(string(text), "remote_storage_hit")
 		case line == "cache_miss":
 			result, why = Miss, ""
-		case contains(line, "_storage_") || hasSuffix(line, "_cache_miss"):
+		case strings.Contains(line, "_storage_") || strings.HasSuffix(line, "_cache_miss"):
 		case result == Bypass:
-			why = "ccache: " + replaceAll(line, "_", " ")
+			why = "ccache: " + strings.ReplaceAll(line, "_", " ")
 		}
 	}
 	return result, why, false
 }
 
-// connect opens the way to a remote cache over HTTP: ccache speaks TCP, the compilers have no network but their own loopback,
-// and kiln listens in the file system.
+// connect opens the way to a remote cache over HTTP: ccache speaks TCP, the compilers have no network
+// but their own loopback, and kiln listens in the file system.
 func (c *ccache) connect() (stop func(), err error) {
 	if c.Remote == nil || c.Remote.Kind != "http" {
 		return func() {}, nil
 	}
-	port, stop, err := forward(c.Remote.Socket)
-	c.port = port
-	return stop, err
+	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return func() {}, err
+	}
+	c.port = listener.Addr().(*net.TCPAddr).Port
+	go func() {
+		for {
+			near, err := listener.AcceptTCP()
+			if err != nil {
+				return // closed
+			}
+			go relay(near, c.Remote.Socket)
+		}
+	}()
+	return func() { _ = listener.Close() }, nil
+}
+
+// relay hands everything on between a connection and a socket in the file system.
+func relay(near *net.TCPConn, socket string) {
+	defer near.Close()
+	far, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		return
+	}
+	defer far.Close()
+	go func() {
+		_, _ = io.Copy(far, near)
+		_ = far.CloseWrite()
+	}()
+	_, _ = io.Copy(near, far)
 }

@@ -1,16 +1,17 @@
 package launcher
 
 import (
-	"errors"
+	"fmt"
 	"os"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/kiln-build/kiln/internal/depfile"
 )
 
-// DepTarget stands for the name of the object in dependency lists while they are in the cache: the name is another one
-// for each Python, and the list is part of the result.
+// DepTarget stands for the name of the object in dependency lists while they are in the cache: the
+// name is another one for each Python, and the list is part of the result.
 const DepTarget = "kiln"
 
 // depFile is the dependency list of one call.
@@ -29,10 +30,10 @@ func (c *call) dependencies(cwd, kept string) depFile {
 	}
 	d.path = c.depPath
 	if d.path == "" {
-		d.path = trimSuffix(c.output, path.Ext(c.output)) + ".d"
+		d.path = strings.TrimSuffix(c.output, path.Ext(c.output)) + ".d"
 	}
 	d.path = absolute(cwd, d.path)
-	if d.target = join(c.targets, " "); d.target == "" {
+	if d.target = strings.Join(c.targets, " "); d.target == "" {
 		d.target = depfile.Escape(c.output)
 	}
 	return d
@@ -44,17 +45,9 @@ func (d depFile) finish() error {
 	if err != nil {
 		return err
 	}
-	begin := 0
-	for begin < len(text) && (text[begin] == ' ' || text[begin] == '\n') {
-		begin++
-	}
-	rest, ok := cutPrefix(string(text[begin:]), DepTarget)
-	colon := 0
-	for colon < len(rest) && rest[colon] == ' ' {
-		colon++
-	}
-	if !ok || !hasPrefix(rest[colon:], ":") {
-		return errors.New(d.path + " does not begin with its target")
+	rest, ok := strings.CutPrefix(strings.TrimLeft(string(text), " \n"), DepTarget)
+	if !ok || !strings.HasPrefix(strings.TrimLeft(rest, " "), ":") {
+		return fmt.Errorf("%s does not begin with its target", d.path)
 	}
 	if d.target == "" && len(d.device) == 0 {
 		return nil
@@ -65,7 +58,7 @@ func (d depFile) finish() error {
 	if d.target == "" {
 		return nil
 	}
-	// Never half a list: what reads it does so when the call has ended, and a killed call is no call.
+	// A rename, so that a killed call leaves no half list.
 	temp := d.path + ".kiln"
 	if err := os.WriteFile(temp, []byte(d.target+rest), 0o666); err != nil {
 		return err

@@ -2,94 +2,59 @@ package launcher
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
-
-// prSetChildSubreaper is PR_SET_CHILD_SUBREAPER of prctl(2).
-const prSetChildSubreaper = 36
-
-// state is how a compiler ended.
-type state struct {
-	code      int
-	signal    syscall.Signal
-	cpu       time.Duration
-	peakBytes int64
-}
-
-func (s state) exitCode() int {
-	if s.signal != 0 {
-		return 128 + int(s.signal)
-	}
-	return s.code
-}
-
-func (s state) killed() bool { return s.signal == syscall.SIGKILL }
 
 // replace becomes the compiler.
 func (l *launcher) replace(args []string) int {
 	err := syscall.Exec(l.tool.Path, append([]string{l.tool.Path}, args...), l.env)
-	say("run " + l.tool.Path + ": " + err.Error())
+	say(fmt.Errorf("run %s: %w", l.tool.Path, err))
 	return 126
 }
 
-// run runs a program to its end, and everything that it started: when it is killed, so are they, and nobody is left
-// to write into the object. It stays in the group of its caller, whose signals are for all.
-func run(argv, env []string) (state, error) { return runFiles(argv, env, []uintptr{0, 1, 2}) }
-
-// capture is run with what the program writes in a file, and what it says nowhere.
-func capture(argv, env []string, output string) (state, error) {
-	file, err := os.Create(output)
-	if err != nil {
-		return state{}, err
-	}
-	defer file.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return state{}, err
-	}
-	defer null.Close()
-	return runFiles(argv, env, []uintptr{null.Fd(), file.Fd(), null.Fd()})
-}
-
-func runFiles(argv, env []string, files []uintptr) (state, error) {
+// dieTogether has a program killed when the launcher is. The kernel sends the signal when the thread
+// that started the program ends; [Main] has locked its thread.
+func dieTogether(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	// What loses its parent becomes a child of this process, and can be waited for.
-	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0)
-	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{
-		Env: env, Files: files, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL},
-	})
-	if err != nil {
-		return state{}, &os.PathError{Op: "run", Path: argv[0], Err: err}
-	}
-	var status syscall.WaitStatus
-	var usage syscall.Rusage
-	for {
-		if _, err = syscall.Wait4(pid, &status, 0, &usage); !errors.Is(err, syscall.EINTR) {
-			break
-		}
-	}
-	if err != nil {
-		return state{}, &os.PathError{Op: "wait for", Path: argv[0], Err: err}
-	}
-	s := state{cpu: time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), peakBytes: usage.Maxrss * 1024}
-	if status.Signaled() {
-		s.signal = status.Signal()
-		killOrphans()
-	} else {
-		s.code = status.ExitStatus()
-	}
-	return s, nil
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// killOrphans ends what a killed program left behind and waits for it.
+func ended(s *os.ProcessState) (code int, signaled bool) {
+	if status, ok := s.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal()), true
+	}
+	return s.ExitCode(), false
+}
+
+func killed(s *os.ProcessState) bool {
+	code, signaled := ended(s)
+	return signaled && code == 128+int(syscall.SIGKILL)
+}
+
+// peakBytes is the memory of the largest single process.
+func peakBytes(s *os.ProcessState) int64 {
+	if usage, ok := s.SysUsage().(*syscall.Rusage); ok {
+		return usage.Maxrss * 1024
+	}
+	return 0
+}
+
+// killOrphans kills what a killed program left behind, and waits for it.
 func killOrphans() {
 	for {
 		for _, pid := range descendants(os.Getpid()) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
-		// A killed parent hands its children on: again until there are none.
+		// The children of a killed process become children of this one: again until there are none.
 		for {
 			pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
 			if errors.Is(err, syscall.EINTR) {
@@ -123,8 +88,8 @@ func descendants(root int) []int {
 			continue
 		}
 		// pid (name) state ppid …; a name may have anything in it.
-		parts := split(string(stat), ") ")
-		words := split(parts[len(parts)-1], " ")
+		parts := strings.Split(string(stat), ") ")
+		words := strings.Fields(parts[len(parts)-1])
 		if len(words) < 2 || words[0] == "Z" {
 			continue
 		}

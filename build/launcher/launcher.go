@@ -1,28 +1,35 @@
-// Package launcher stands before the compilers of a build: kiln itself, called under their names through links, so that no
-// package has to know. It rewrites what keeps compiles from being shared between rows, waits for a slot of the
-// machine's pool, hands over to ccache, measures, and writes down every call.
+// Package launcher stands before the compilers of a build: kiln itself, called under their names
+// through links, so that no package has to know. It rewrites what keeps compiles from being shared
+// between rows, waits for a slot of the machine's pool, hands over to ccache, measures, and records
+// every call.
 //
 // # What decides whether two calls may share a result
 //
-// The identity of the compiler (a digest of the programs behind it), the arguments after rewriting, and the
-// bytes of every file that the compiler read, as its own dependency list names them. ccache compares exactly
-// these in its depend mode. The preprocessed text decides nothing: for nvcc ccache would preprocess for the first
-// GPU architecture alone, and miss what only the host or another architecture sees. That nvcc's dependency list covers
-// all its passes is tried out for every toolkit; see build.FindCompilers. hipcc's list is that of the pass for the host, so
-// the preprocessor is asked once more what the passes for GPUs read, and a digest of that decides too.
+// The identity of the compiler (a digest of the programs behind it), the arguments after rewriting,
+// and the bytes of every file that the compiler read, as its own dependency list names them. ccache
+// compares exactly these in its depend mode. The preprocessed text decides nothing: for nvcc ccache
+// would preprocess for the first GPU architecture alone, and miss what only the host or another
+// architecture sees. That nvcc's dependency list covers all its passes is tried out for every
+// toolkit; see build.FindCompilers. hipcc's list is that of the pass for the host, so the
+// preprocessor is asked once more what the passes for GPUs read, and a digest of that decides too.
 //
-// What it does not do: cache anything itself, or decide how much may run at once. A package that calls a compiler
-// by a path of its own goes past it, and is neither shared nor counted.
+// What it does not do: cache anything itself, or decide how much may run at once. A package that
+// calls a compiler by a path of its own bypasses it, and is neither shared nor counted.
 package launcher
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
-	"hash/fnv"
+	"fmt"
 	"io"
 	"os"
 	"path"
+	"path/filepath"
+	"runtime"
 	"slices"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kiln-build/kiln/internal/depfile"
@@ -50,7 +57,7 @@ type Config struct {
 	CCache     string `json:"ccache,omitempty"`
 	CacheDir   string `json:"cache_dir,omitempty"`
 	CacheBytes int64  `json:"cache_bytes,omitempty"`
-	// Slots is the socket of the pool; empty or dead means that nobody is asked.
+	// Slots is the socket of the pool; empty or dead means that there is none.
 	Slots string `json:"slots,omitempty"`
 	// MemoryBytes is what a call is taken to need while nothing was learned.
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
@@ -105,26 +112,18 @@ type Remote struct {
 	Attributes []string `json:"attributes,omitempty"`
 }
 
-// A program that is started as a compiler never becomes itself: it runs the compiler and exits. This is an init function
-// because the packages of the whole program take longer to initialize than a launcher may take altogether. Packages are initialized in the
-// order of their paths, as soon as what they import is, so this one comes early as long as it imports little: no fmt, no encoding/json,
-// nothing that uses reflect, nor net, os/signal, path/filepath or x/sys. There is a test for that.
-//
-// Init functions run in the first thread, as the death signal of the child, which belongs to a thread, needs it.
-func init() {
+// Main runs a compiler and exits, if a build has started this program under the name of one. Else it
+// returns. It belongs at the top of main: nothing may have been started before.
+func Main() {
 	config := os.Getenv(ConfigEnv) //nolint:forbidigo // A launcher is a program of its own.
-	if config == "" || len(os.Args) == 0 {
+	name := filepath.Base(os.Args[0])
+	// A program that inherited the variable is no launcher.
+	if config == "" || KindOf(name) == "" {
 		return
 	}
-	name := path.Base(os.Args[0])
-	if hasPrefix(name, "kiln") || !looksLikeCompiler(name) {
-		return
-	}
+	runtime.LockOSThread()        // for the death signal of the compiler
 	os.Exit(launch(name, config)) //nolint:forbidigo // A launcher is a program of its own.
 }
-
-// looksLikeCompiler keeps a program that merely inherited the variable from being taken for a launcher.
-func looksLikeCompiler(name string) bool { return KindOf(name) != "" }
 
 // KindOf tells the kind of a compiler by its name, such as x86_64-linux-gnu-g++-13; "" for other programs.
 func KindOf(name string) Kind {
@@ -135,20 +134,15 @@ func KindOf(name string) Kind {
 		return HIPCC
 	}
 	base := name
-	for i := len(base) - 1; i > 0; i-- {
-		if base[i] == '-' {
-			if consistsOf(base[i+1:], "0123456789.") {
-				base = base[:i]
-			}
-			break
-		}
+	if i := strings.LastIndexByte(name, '-'); i > 0 && strings.Trim(name[i+1:], "0123456789.") == "" {
+		base = name[:i]
 	}
 	for _, c := range []struct {
 		name string
 		kind Kind
 	}{{"clang++", Clang}, {"clang", Clang}, {"g++", GCC}, {"gcc", GCC}, {"c++", GCC}, {"cc", GCC}} {
-		prefix, ok := cutSuffix(base, c.name)
-		if ok && (prefix == "" || hasSuffix(prefix, "-linux-gnu-")) {
+		prefix, ok := strings.CutSuffix(base, c.name)
+		if ok && (prefix == "" || strings.HasSuffix(prefix, "-linux-gnu-")) {
 			return c.kind
 		}
 	}
@@ -159,7 +153,7 @@ func KindOf(name string) Kind {
 func launch(name, path string) int {
 	c, err := ReadConfig(path)
 	if err != nil {
-		say(err.Error())
+		say(err)
 		return 1
 	}
 	env := c.environ()
@@ -167,7 +161,7 @@ func launch(name, path string) int {
 	if !ok {
 		found := LookPath(name, getenv(env, "PATH"))
 		if found == "" {
-			say("no " + name + " behind " + c.Bin)
+			say(fmt.Errorf("no %s behind %s", name, c.Bin))
 			return 127
 		}
 		tool = Tool{Path: found, Kind: KindOf(name), Refused: "it was not there when the build began"}
@@ -182,38 +176,9 @@ func ReadConfig(path string) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := parseConfig(string(text))
-	if err != nil {
-		return nil, &os.PathError{Op: "read", Path: path, Err: err}
-	}
-	return c, nil
-}
-
-// parseConfig reads what json.Marshal writes of a [Config].
-func parseConfig(text string) (*Config, error) {
-	v, err := parseJSON(text)
-	if err != nil {
-		return nil, err
-	}
-	c := &Config{
-		Row: v.field("row").text, Package: v.field("package").text, Version: v.field("version").text, Work: v.field("work").text, Bin: v.field("bin").text,
-		CCache: v.field("ccache").text, CacheDir: v.field("cache_dir").text, CacheBytes: v.field("cache_bytes").number, Slots: v.field("slots").text,
-		MemoryBytes: v.field("memory_bytes").number, Calls: v.field("calls").text, Deps: v.field("deps").text, Temp: v.field("temp").text,
-		Objects: v.field("objects").text, Tools: map[string]Tool{},
-	}
-	tools := v.field("tools")
-	for i, name := range tools.names {
-		t := &tools.list[i]
-		c.Tools[name] = Tool{Path: t.field("path").text, Kind: Kind(t.field("kind").text), ID: t.field("id").text, Refused: t.field("refused").text}
-	}
-	if r := v.field("remote"); r.kind == '{' {
-		c.Remote = &Remote{Socket: r.field("socket").text, Kind: r.field("kind").text, Path: r.field("path").text}
-		for _, a := range r.field("attributes").list {
-			c.Remote.Attributes = append(c.Remote.Attributes, a.text)
-		}
-	}
-	for _, m := range v.field("map").list {
-		c.Map = append(c.Map, Mapping{From: m.field("from").text, To: m.field("to").text})
+	c := new(Config)
+	if err := json.Unmarshal(text, c); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	return c, nil
 }
@@ -222,13 +187,13 @@ func parseConfig(text string) (*Config, error) {
 func (c *Config) environ() []string {
 	var env []string
 	for _, pair := range os.Environ() { //nolint:forbidigo // A launcher is a program of its own.
-		name, value, _ := cut(pair, "=")
+		name, value, _ := strings.Cut(pair, "=")
 		switch {
-		case name == ConfigEnv || hasPrefix(name, "CCACHE_"):
+		case name == ConfigEnv || strings.HasPrefix(name, "CCACHE_"):
 			continue
 		case name == "PATH":
-			dirs := slices.DeleteFunc(split(value, ":"), func(dir string) bool { return dir == c.Bin })
-			pair = "PATH=" + join(dirs, ":")
+			dirs := slices.DeleteFunc(strings.Split(value, ":"), func(dir string) bool { return dir == c.Bin })
+			pair = "PATH=" + strings.Join(dirs, ":")
 		}
 		env = append(env, pair)
 	}
@@ -237,7 +202,7 @@ func (c *Config) environ() []string {
 
 func getenv(env []string, key string) string {
 	for _, pair := range slices.Backward(env) {
-		if value, ok := cutPrefix(pair, key+"="); ok {
+		if value, ok := strings.CutPrefix(pair, key+"="); ok {
 			return value
 		}
 	}
@@ -246,7 +211,7 @@ func getenv(env []string, key string) string {
 
 // LookPath returns the first program of a name in a list of folders, "" if there is none.
 func LookPath(name, list string) string {
-	for _, dir := range split(list, ":") {
+	for _, dir := range strings.Split(list, ":") {
 		file := path.Join(dir, name)
 		if info, err := os.Stat(file); path.IsAbs(dir) && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			return file
@@ -265,7 +230,7 @@ type launcher struct {
 }
 
 // say tells the user something about the launcher itself.
-func say(text string) { _, _ = os.Stderr.WriteString("kiln: compiler launcher: " + text + "\n") }
+func say(err error) { fmt.Fprintln(os.Stderr, "kiln: compiler launcher:", err) }
 
 // run runs the compiler and returns its exit code.
 func (l *launcher) run(args []string) int {
@@ -275,105 +240,142 @@ func (l *launcher) run(args []string) int {
 	}
 	cwd, err := os.Getwd()
 	if err != nil {
-		say(err.Error())
+		say(err)
 		return 1
 	}
-	id := strconv.FormatInt(l.start.UnixNano(), 10) + "-" + strconv.Itoa(os.Getpid())
-	record := Record{
+	t := &compile{launcher: l, call: call, cwd: cwd, argv: append([]string{l.tool.Path}, args...), env: l.env, refused: l.refusal(call)}
+	t.cc = &ccache{launcher: l, id: fmt.Sprintf("%d-%d", l.start.UnixNano(), os.Getpid())}
+	t.record = Record{
 		Time: l.start.UTC(), Row: l.Row, Tool: l.name, Compiler: l.tool.ID, Source: l.Canonical(absolute(cwd, call.source)),
 		Object: absolute(cwd, call.output), Dir: cwd,
 	}
-	refused := call.refused
-	switch {
-	case l.tool.Refused != "":
-		refused = l.tool.Refused
-	case l.CCache == "":
-		refused = "there is no ccache here"
-	}
-	argv := append([]string{l.tool.Path}, args...)
-	env := l.env
-	cc := &ccache{launcher: l, id: id}
-	var deps depFile
-	if refused == "" {
-		deps = call.dependencies(cwd, path.Join(l.Deps, id+".d"))
-		shared := l.rewrite(call, cwd, deps)
-		record.Compiler = cc.compiler(call)
-		record.Args = l.canonicalArgs(shared)
-		argv = slices.Concat([]string{l.CCache, l.tool.Path}, shared)
-		stop, err := cc.connect()
+	if t.refused != "" {
+		t.record.Args = l.canonicalArgs(l.mapped(call, args))
+	} else {
+		stop, err := t.share()
 		if err != nil {
-			say("remote cache: " + err.Error() + "; going on without")
+			say(fmt.Errorf("remote cache: %w; going on without", err))
 		}
 		defer stop()
-	} else {
-		record.Args = l.canonicalArgs(l.mapped(call, args))
 	}
-	slot := l.acquire(&record, call)
+	slot := l.acquire(&t.record, call)
 	defer slot.close()
-	began := time.Now()
-	record.WaitSeconds = began.Sub(l.start).Seconds()
-	var passes time.Duration
-	if refused == "" {
-		identity := record.Compiler
-		if l.tool.Kind == HIPCC {
-			var read string
-			if deps.device, read, passes, err = l.devices(call, cwd, cc.temp("passes")); err != nil {
-				refused, deps, argv = "what its passes for GPUs read is not known: "+err.Error(), depFile{}, append([]string{l.tool.Path}, args...)
-			}
-			identity += "-" + read
-		}
-		if refused == "" {
-			env = slices.Concat(l.env, cc.environ(identity, call))
-		}
-	}
-	state, err := run(argv, env)
-	if err == nil && refused == "" && state.killed() {
-		// ccache was killed, with all that it had started. The compiler itself is still there to do its work.
-		refused = "ccache was killed"
-		state, err = run(argv[1:], l.env)
-	}
-	if err != nil {
-		say(err.Error())
+	if err := t.execute(args); err != nil {
+		say(err)
 		return 126
 	}
-	record.Seconds, record.CPUSeconds, record.PeakMemoryBytes = time.Since(began).Seconds(), (state.cpu + passes).Seconds(), state.peakBytes
-	record.ExitCode = state.exitCode()
-	switch {
-	case record.ExitCode != 0:
-		record.Result = Failed
-	case refused != "":
-		record.Result, record.Why = Bypass, refused
-	default:
-		cc.outcome(&record)
-	}
-	if deps.path != "" && record.ExitCode == 0 {
-		if err := deps.finish(); err != nil {
-			say("dependency list: " + err.Error())
-			return 1
-		}
-		record.Deps = deps.kept
-	}
-	cc.clean()
-	if info, err := os.Stat(record.Object); err == nil {
-		record.ObjectBytes = info.Size()
-	}
-	if record.Result == Hit && l.Objects != "" {
-		record.Kept = path.Join(l.Objects, id+".o")
-		if err := copyFile(record.Object, record.Kept); err != nil {
-			record.Kept = ""
-		}
-		record.Command = append([]string{l.tool.Path}, argv[2:]...)
+	if err := t.finish(); err != nil {
+		say(fmt.Errorf("dependency list: %w", err))
+		return 1
 	}
 	// A record that cannot be written is no reason to fail a compile that worked.
-	if err := record.Append(l.Calls); err != nil {
-		say("record: " + err.Error())
+	if err := t.record.Append(l.Calls); err != nil {
+		say(fmt.Errorf("record: %w", err))
 	}
-	slot.done(&record)
-	return record.ExitCode
+	slot.done(&t.record)
+	return t.record.ExitCode
 }
 
-// devices runs the preprocessor for each GPU that a call of hipcc compiles for, and returns the lists of what it read, a
-// digest of the files, and the processor time. ccache learns from the list of the host alone what to compare; the digest is compared besides.
+// refusal says why a call is not shared; "" if it is.
+func (l *launcher) refusal(call *call) string {
+	switch {
+	case l.tool.Refused != "":
+		return l.tool.Refused
+	case l.CCache == "":
+		return "there is no ccache here"
+	}
+	return call.refused
+}
+
+// compile is one compile: from the call as it came to the one that is made, and its record.
+type compile struct {
+	*launcher
+	call    *call
+	cwd     string
+	argv    []string
+	env     []string
+	refused string
+	cc      *ccache
+	deps    depFile
+	record  Record
+}
+
+// share turns the call into one of ccache. The function ends the way to the remote cache.
+func (t *compile) share() (stop func(), err error) {
+	t.deps = t.call.dependencies(t.cwd, path.Join(t.Deps, t.cc.id+".d"))
+	shared := t.rewrite(t.call, t.cwd, t.deps)
+	t.record.Compiler = t.cc.compiler(t.call)
+	t.record.Args = t.canonicalArgs(shared)
+	t.argv = slices.Concat([]string{t.CCache, t.tool.Path}, shared)
+	return t.cc.connect()
+}
+
+// execute runs what share has prepared, or the call as it came, and records how it went.
+func (t *compile) execute(args []string) error {
+	began := time.Now()
+	r := &t.record
+	r.WaitSeconds = began.Sub(t.start).Seconds()
+	var passes time.Duration
+	identity := r.Compiler
+	if t.refused == "" && t.tool.Kind == HIPCC {
+		read, err := "", error(nil)
+		if t.deps.device, read, passes, err = t.devices(t.call, t.cwd, t.cc.temp("passes")); err != nil {
+			t.refused = "what its passes for GPUs read is not known: " + err.Error()
+			t.deps, t.argv = depFile{}, append([]string{t.tool.Path}, args...)
+		}
+		identity += "-" + read
+	}
+	if t.refused == "" {
+		t.env = slices.Concat(t.launcher.env, t.cc.environ(identity, t.call))
+	}
+	state, err := run(t.argv, t.env)
+	if err == nil && t.refused == "" && killed(state) {
+		// ccache was killed, with all that it had started. The compiler itself can still do its work.
+		t.refused = "ccache was killed"
+		state, err = run(t.argv[1:], t.launcher.env)
+	}
+	if err != nil {
+		return err
+	}
+	r.Seconds, r.CPUSeconds = time.Since(began).Seconds(), (cpuTime(state) + passes).Seconds()
+	r.PeakMemoryBytes, r.ExitCode = peakBytes(state), exitCode(state)
+	return nil
+}
+
+// finish records what became of the call, and gives the caller the dependency list.
+func (t *compile) finish() error {
+	r := &t.record
+	switch {
+	case r.ExitCode != 0:
+		r.Result = Failed
+	case t.refused != "":
+		r.Result, r.Why = Bypass, t.refused
+	default:
+		t.cc.outcome(r)
+	}
+	if t.deps.path != "" && r.ExitCode == 0 {
+		if err := t.deps.finish(); err != nil {
+			return err
+		}
+		r.Deps = t.deps.kept
+	}
+	t.cc.clean()
+	if info, err := os.Stat(r.Object); err == nil {
+		r.ObjectBytes = info.Size()
+	}
+	if r.Result == Hit && t.Objects != "" {
+		r.Kept = path.Join(t.Objects, t.cc.id+".o")
+		if err := copyFile(r.Object, r.Kept); err != nil {
+			r.Kept = ""
+		}
+		r.Command = append([]string{t.tool.Path}, t.argv[2:]...)
+	}
+	return nil
+}
+
+// devices runs the preprocessor for each GPU that a call of hipcc compiles for, and returns the lists
+// of what it read, a digest of the files, and the processor time. ccache learns from the list of the
+// host alone what to compare; the digest is compared besides.
 func (l *launcher) devices(call *call, cwd, temp string) (lists []byte, digest string, cpu time.Duration, err error) {
 	defer os.Remove(temp)
 	argv := slices.Concat([]string{l.tool.Path}, devicePasses(l.mapped(call, call.args)))
@@ -381,26 +383,26 @@ func (l *launcher) devices(call *call, cwd, temp string) (lists []byte, digest s
 	if err != nil {
 		return nil, "", 0, err
 	}
-	if code := state.exitCode(); code != 0 {
-		return nil, "", state.cpu, errors.New(l.name + " -M ended with " + strconv.Itoa(code))
+	if code := exitCode(state); code != 0 {
+		return nil, "", cpuTime(state), fmt.Errorf("%s -M ended with %d", l.name, code)
 	}
 	if lists, err = os.ReadFile(temp); err != nil {
-		return nil, "", state.cpu, err
+		return nil, "", cpuTime(state), err
 	}
 	files := depfile.Parse(lists)
 	if len(files) == 0 {
-		return nil, "", state.cpu, errors.New("nothing was listed")
+		return nil, "", cpuTime(state), errors.New("nothing was listed")
 	}
 	var read []byte
 	for _, file := range files {
 		full := absolute(cwd, file)
 		text, err := os.ReadFile(full)
 		if err != nil {
-			return nil, "", state.cpu, err
+			return nil, "", cpuTime(state), err
 		}
 		read = append(read, l.Canonical(path.Clean(full))+" "+fingerprint(text)+"\n"...)
 	}
-	return slices.Concat([]byte("\n"), lists), fingerprint(read), state.cpu, nil
+	return slices.Concat([]byte("\n"), lists), fingerprint(read), cpuTime(state), nil
 }
 
 // rewrite returns the arguments that are shared: headers at their canonical places, no folder of this row in what is
@@ -421,7 +423,7 @@ func (l *launcher) rewrite(call *call, cwd string, deps depFile) []string {
 func (l *launcher) mapped(call *call, args []string) []string {
 	return mapPaths(call.kind, args, func(path string) string {
 		for _, m := range l.Map {
-			if rest, ok := cutPrefix(path, m.From); ok && (rest == "" || rest[0] == '/') {
+			if rest, ok := strings.CutPrefix(path, m.From); ok && (rest == "" || rest[0] == '/') {
 				return m.To + rest
 			}
 		}
@@ -431,7 +433,7 @@ func (l *launcher) mapped(call *call, args []string) []string {
 
 // Canonical names a path as the container of any row would.
 func (c *Config) Canonical(path string) string {
-	if rest, ok := cutPrefix(path, c.Work); ok && (rest == "" || rest[0] == '/') {
+	if rest, ok := strings.CutPrefix(path, c.Work); ok && (rest == "" || rest[0] == '/') {
 		return CanonicalWork + rest
 	}
 	return path
@@ -444,9 +446,9 @@ func (l *launcher) canonicalArgs(args []string) []string {
 		switch a := args[i]; {
 		case (a == "-o" || a == "-MF" || a == "-MT") && i+1 < len(args):
 			i++
-		case a == "-MD", hasPrefix(a, "-ffile-prefix-map="):
+		case a == "-MD", strings.HasPrefix(a, "-ffile-prefix-map="):
 		case l.Work != CanonicalWork:
-			out = append(out, replaceAll(a, l.Work, CanonicalWork))
+			out = append(out, strings.ReplaceAll(a, l.Work, CanonicalWork))
 		default:
 			out = append(out, a)
 		}
@@ -461,16 +463,10 @@ func absolute(dir, file string) string {
 	return path.Join(dir, file)
 }
 
-// fingerprint tells texts apart that nobody has made to look alike. SHA-256 would be initialized too late; see init.
+// fingerprint is a digest of a text that decides what is shared.
 func fingerprint(text []byte) string {
-	const digits = "0123456789abcdef"
-	h := fnv.New128a()
-	_, _ = h.Write(text)
-	var out []byte
-	for _, c := range h.Sum(nil) {
-		out = append(out, digits[c>>4], digits[c&15])
-	}
-	return string(out)
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16])
 }
 
 func copyFile(from, to string) error {

@@ -22,7 +22,11 @@ import (
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
-// The test binary is a launcher too: see init.
+// The test binary is a launcher too.
+func TestMain(m *testing.M) {
+	launcher.Main()
+	os.Exit(m.Run())
+}
 
 // bench is a folder with a launcher before the real g++ and ccache.
 type bench struct {

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"encoding/json"
 	"os"
 	"time"
 )
@@ -13,7 +14,7 @@ const (
 	Hit    Outcome = "hit"    // the result of an earlier call was used
 	Miss   Outcome = "miss"   // compiled, and kept for later calls
 	Bypass Outcome = "bypass" // compiled without the cache; Why says why
-	Failed Outcome = "failed" // the compiler said no
+	Failed Outcome = "failed" // the compiler reported an error
 )
 
 // Record is one call of a compiler.
@@ -50,43 +51,18 @@ type Record struct {
 	Command []string `json:"command,omitempty"`
 }
 
-// encode writes the record as JSON.
-func (r *Record) encode() []byte {
-	var o object
-	o.string("time", r.Time.Format(time.RFC3339Nano))
-	o.string("row", r.Row)
-	o.string("tool", r.Tool)
-	o.optional("compiler", r.Compiler)
-	o.string("source", r.Source)
-	o.string("result", string(r.Result))
-	o.optional("why", r.Why)
-	if r.Remote {
-		o.raw("remote", "true")
-	}
-	o.strings("args", r.Args)
-	o.optional("deps", r.Deps)
-	o.string("dir", r.Dir)
-	o.string("object", r.Object)
-	o.int("object_bytes", r.ObjectBytes)
-	o.float("wait_seconds", r.WaitSeconds)
-	o.float("seconds", r.Seconds)
-	o.float("cpu_seconds", r.CPUSeconds)
-	o.int("peak_memory_bytes", r.PeakMemoryBytes)
-	o.int("exit_code", int64(r.ExitCode))
-	o.optional("kept", r.Kept)
-	if len(r.Command) > 0 {
-		o.strings("command", r.Command)
-	}
-	return o.end()
-}
-
-// Append adds the record to a file, as one line in one write, so that several launchers may do so at once.
+// Append adds the record to a file, as one line in one write, so that several launchers can do so
+// at once.
 func (r *Record) Append(path string) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(r.encode())
+	_, err = f.Write(append(text, '\n'))
 	if e := f.Close(); err == nil {
 		err = e
 	}

@@ -1,8 +1,9 @@
 package launcher
 
 import (
-	"io"
-	"slices"
+	"bufio"
+	"encoding/json"
+	"net"
 )
 
 // SlotRequest is the first line that a launcher sends to the pool. The answer is a line, when there is room; the slot
@@ -25,72 +26,47 @@ type SlotReport struct {
 	PeakMemoryBytes int64   `json:"peak_memory_bytes"`
 }
 
-func (r *SlotRequest) encode() []byte {
-	var o object
-	o.string("row", r.Row)
-	o.string("file", r.File)
-	o.optional("unit", r.Unit)
-	o.int("cpu", int64(r.CPU))
-	o.int("memory_bytes", r.MemoryBytes)
-	return o.end()
-}
+// slot is a place in the pool; nil means that there is no pool.
+type slot struct{ conn net.Conn }
 
-func (r *SlotReport) encode() []byte {
-	var o object
-	o.string("result", string(r.Result))
-	o.int("peak_memory_bytes", r.PeakMemoryBytes)
-	return o.end()
-}
-
-// slot is a place in the pool; nil connection means that there is no pool.
-type slot struct{ conn io.ReadWriteCloser }
-
-// acquire waits for a place. A pool that cannot be reached, or goes away, is no reason not to compile.
+// acquire waits for a place. A pool that cannot be reached, or ends, is no reason not to compile.
 func (l *launcher) acquire(r *Record, call *call) *slot {
 	if l.Slots == "" {
-		return &slot{}
+		return nil
 	}
-	conn, err := dial(l.Slots)
+	conn, err := net.Dial("unix", l.Slots) //nolint:noctx // A local socket answers at once.
 	if err != nil {
-		return &slot{}
+		return nil
 	}
 	request := SlotRequest{
-		Row: l.Row, File: l.Package + " " + r.Source + " " + string(l.tool.Kind), CPU: call.threads, MemoryBytes: l.MemoryBytes * int64(call.threads),
+		Row: l.Row, File: l.Package + " " + r.Source + " " + string(l.tool.Kind),
+		CPU: call.threads, MemoryBytes: l.MemoryBytes * int64(call.threads),
 	}
 	if l.tool.Refused == "" && call.refused == "" && l.CCache != "" {
-		var o object
-		o.strings("unit", []string{l.Package, l.Version, r.Compiler, r.Source})
-		o.strings("args", r.Args)
-		request.Unit = fingerprint(o.end())
+		unit, _ := json.Marshal([]any{l.Package, l.Version, r.Compiler, r.Source, r.Args}) // texts
+		request.Unit = fingerprint(unit)
 	}
-	if _, err := conn.Write(request.encode()); err != nil {
+	if err = json.NewEncoder(conn).Encode(request); err == nil {
+		_, err = bufio.NewReader(conn).ReadString('\n')
+	}
+	if err != nil {
 		_ = conn.Close()
-		return &slot{}
+		return nil
 	}
-	for answer := make([]byte, 16); ; {
-		n, err := conn.Read(answer)
-		if err != nil {
-			_ = conn.Close()
-			return &slot{}
-		}
-		if slices.Contains(answer[:n], '\n') {
-			return &slot{conn}
-		}
-	}
+	return &slot{conn}
 }
 
 // done says how it went and gives the place back.
 func (s *slot) done(r *Record) {
-	if s.conn != nil {
-		report := SlotReport{Result: r.Result, PeakMemoryBytes: r.PeakMemoryBytes}
-		_, _ = s.conn.Write(report.encode())
+	if s != nil {
+		_ = json.NewEncoder(s.conn).Encode(SlotReport{Result: r.Result, PeakMemoryBytes: r.PeakMemoryBytes})
 	}
 	s.close()
 }
 
+// close gives the place back; it may be called again.
 func (s *slot) close() {
-	if s.conn != nil {
+	if s != nil {
 		_ = s.conn.Close()
-		s.conn = nil
 	}
 }

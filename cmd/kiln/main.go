@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/internal/diag"
 	children "github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/internal/ui"
@@ -26,6 +27,7 @@ const (
 )
 
 func main() {
+	launcher.Main()
 	children.Main()
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	children "github.com/kiln-build/kiln/internal/run"
 )
@@ -28,6 +29,7 @@ import (
 var update = flag.Bool("update", false, "rewrite the expected output in testdata/script")
 
 func TestMain(m *testing.M) {
+	launcher.Main()
 	children.Main()
 	testscript.Main(m, map[string]func(){
 		"kiln": func() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },

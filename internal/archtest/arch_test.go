@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -95,21 +94,6 @@ func TestStdOnly(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// TestLauncherStartsEarly: kiln as a compiler launcher runs before its other packages are initialized. Go initializes packages in the order of
-// their paths, as soon as what they import is, so the launcher must need none of those that most others need and whose names come late.
-func TestLauncherStartsEarly(t *testing.T) {
-	late := []string{"strings", "bytes", "unicode", "reflect", "fmt", "bufio", "net", "os/signal", "os/exec", "path/filepath", "encoding/json", "encoding/hex", "crypto/sha256", "context"}
-	all := strings.Fields(goCommand(t, []string{"CGO_ENABLED=0", "GOOS=linux"}, "list", "-deps", "./build/launcher"))
-	if !slices.Contains(all, "os") {
-		t.Fatalf("go list names %q", all)
-	}
-	for _, pkg := range all {
-		if slices.Contains(late, pkg) || under(pkg, module) && pkg != module+"/build/launcher" && pkg != module+"/internal/depfile" {
-			t.Errorf("build/launcher depends on %s, which is initialized late: each compile would start later", pkg)
-		}
 	}
 }
 

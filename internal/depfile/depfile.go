@@ -1,5 +1,5 @@
-// Package depfile reads and writes the dependency lists of compilers: rules of make that name an object and the files that were
-// read for it. It imports nothing, so that a compiler launcher starts at once.
+// Package depfile reads and writes the dependency lists of compilers: rules of make that name an
+// object and the files that were read for it.
 package depfile
 
 // Parse returns the files of a dependency list, without the targets, in order and without repetitions. Text that is no such list

@@ -55,7 +55,7 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 		if known := catalog.Project(p); known != nil {
 			have := known.File(f.Name)
 			if have != nil && (have.SHA256.String() == f.SHA256 || f.SHA256 == "" && have.Size == f.Size && have.Base == out.Base) {
-				out.SHA256, out.Metadata, out.RequiresPython, out.Arch = have.SHA256, have.Metadata, have.RequiresPython, have.Arch
+				out.SHA256, out.Metadata, out.RequiresPython, out.Arch, out.Audit = have.SHA256, have.Metadata, have.RequiresPython, have.Arch, have.Audit
 				return out, nil
 			}
 		}
@@ -93,30 +93,21 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 			return out, err
 		}
 		if s, _, err := ParseStatement(text); err == nil {
-			out.Arch = statementArchs(s)
+			out.Arch, out.Audit = statementFacts(s)
 		}
 	}
 	return out, nil
 }
 
-// statementArchs returns the GPU architectures that the audit in a statement found.
-func statementArchs(s *Statement) []string {
+// statementFacts returns what the index stores of the audit in a statement.
+func statementFacts(s *Statement) ([]string, []index.AuditResult) {
 	for _, b := range s.Predicate.RunDetails.Byproducts {
 		var report audit.Report
 		if b.Name == "audit" && json.Unmarshal(b.Content, &report) == nil {
-			return indexArchs(report.Archs())
+			return auditFacts(&report)
 		}
 	}
-	return nil
-}
-
-// indexArchs turns an arch list such as "8.0 9.0+PTX" into the spelling of the index: 80, 90+ptx.
-func indexArchs(list string) []string {
-	var out []string
-	for a := range strings.FieldsSeq(strings.ToLower(list)) {
-		out = append(out, strings.ReplaceAll(a, ".", ""))
-	}
-	return out
+	return nil, nil
 }
 
 // maxSmall bounds the files that are read into memory.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -134,7 +135,7 @@ func (a *app) publishOptions(f *publishFlags) (opts index.PublishOptions, when t
 	}
 	opts = index.PublishOptions{Strict: f.strict, NamesOnly: f.check == "names"}
 	if !f.noAudit {
-		opts.Audit = (&wheelAudits{app: a}).look
+		opts.Audit = (&publish.Audits{Log: a.log}).Look
 	}
 	return opts, when, nil
 }

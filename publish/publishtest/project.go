@@ -77,13 +77,16 @@ func Finish(dist string, row *matrix.Row, text string, padding int) error {
 		},
 		Installed: []record.Installed{{Name: "setuptools", Version: "80.0", SHA256: strings.Repeat("5", 64)}},
 		Commands:  []record.Command{{Stage: "compile", Argv: []string{"python", "-m", "build"}}},
-		Audit:     &audit.Report{Format: audit.ReportFormat, Findings: []audit.Finding{}, Objects: []audit.Object{}},
 		Test:      record.Test{Result: "passed", Installed: []record.Installed{{Name: "numpy", Version: "2.3.0"}}},
 	}
 	for _, name := range row.Files() {
 		data, err := sdist(name, text)
 		if strings.HasSuffix(name, ".whl") {
 			data, err = Wheel(name, text, padding)
+			built.Audit = &audit.Report{
+				Format: audit.ReportFormat, File: name, Size: int64(len(data)), Findings: []audit.Finding{}, Platform: &audit.Platform{GLIBC: "2.28"},
+				Objects: []audit.Object{{Path: "demo.so", Kind: "elf", GPU: []audit.GPUCode{{Target: "9.0a", Kind: "sass"}}}},
+			}
 		}
 		if err != nil {
 			return err

@@ -1,7 +1,8 @@
-package main
+package publish
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,73 +13,64 @@ import (
 	"github.com/kiln-build/kiln/index"
 )
 
-// wheelAudits says what is inside the wheels that enter an index. The report that `kiln build` left with a
-// wheel counts most: it knows the very torch that the wheel was built with. Other wheels are looked at.
-type wheelAudits struct {
-	app *app
+// Audits says what is inside the wheels that enter an index. The report in the record of a build
+// counts most: it knows the very torch that the wheel was built with. Other wheels are looked at.
+type Audits struct {
+	Log *slog.Logger
 
 	mu      sync.Mutex
-	records map[string]map[string]*audit.Report // by folder of wheels and SHA-256
+	reports map[string]map[string]*audit.Report // by folder of wheels and SHA-256
 }
 
-// look is the Audit of [index.PublishOptions].
-func (w *wheelAudits) look(ctx context.Context, path string, sum index.Digest) (arch []string, results []index.AuditResult) {
-	report := w.recorded(filepath.Dir(path), sum.String())
+// Look is the Audit of [index.PublishOptions].
+func (a *Audits) Look(ctx context.Context, path string, sum index.Digest) (arch []string, results []index.AuditResult) {
+	report := a.recorded(filepath.Dir(path), sum.String())
 	if report == nil {
 		var err error
 		if report, err = audit.Check(ctx, path, audit.Options{NoTable: true, SkipDigests: true}); err != nil {
 			// It says nothing about installing.
-			w.app.log.Warn("GPU code not looked at", "file", filepath.Base(path), "error", err)
+			a.Log.Warn("GPU code not looked at", "file", filepath.Base(path), "error", err)
 			return nil, nil
 		}
 	}
-	return reportArchs(report), auditResults(report)
+	return auditFacts(report)
 }
 
-// recorded returns the report of a wheel with that hash, nil if there is none.
-func (w *wheelAudits) recorded(dir, sum string) *audit.Report {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.records == nil {
-		w.records = map[string]map[string]*audit.Report{}
+// recorded returns the report of a wheel with that hash, nil if there is none. A record that cannot
+// be read is left out: the wheel is there.
+func (a *Audits) recorded(dir, sum string) *audit.Report {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.reports == nil {
+		a.reports = map[string]map[string]*audit.Report{}
 	}
-	if w.records[dir] == nil {
-		w.records[dir] = w.read(dir)
-	}
-	return w.records[dir][sum]
-}
-
-// read reads the records in a folder of wheels. One that cannot be read is left out: the wheel is there.
-func (w *wheelAudits) read(dir string) map[string]*audit.Report {
-	out := map[string]*audit.Report{}
-	for r, err := range record.All(dir) {
-		if err != nil {
-			w.app.log.Warn("record of a build left out", "error", err)
-			continue
-		}
-		for _, f := range r.Files {
-			if r.Audit != nil && f.Name == r.Audit.File {
-				out[f.SHA256] = r.Audit
+	if a.reports[dir] == nil {
+		a.reports[dir] = map[string]*audit.Report{}
+		for r, err := range record.All(dir) {
+			if err != nil {
+				a.Log.Warn("record of a build left out", "error", err)
+				continue
+			}
+			for _, f := range r.Files {
+				if r.Audit != nil && f.Name == r.Audit.File {
+					a.reports[dir][f.SHA256] = r.Audit
+				}
 			}
 		}
 	}
-	return out
+	return a.reports[dir][sum]
 }
 
-// reportArchs returns the GPU architectures that all libraries of a wheel have code for, in the spelling
-// of the index: 80, 90a, 120+ptx, gfx90a.
-func reportArchs(r *audit.Report) (out []string) {
+// auditFacts is what an index stores of a report: the GPU architectures that all libraries of the
+// wheel have code for, in the spelling of the index (80, 90a, 120+ptx, gfx90a), and in short what is
+// wrong, and what was looked at and is right.
+func auditFacts(r *audit.Report) (archs []string, out []index.AuditResult) {
 	for arch := range strings.FieldsSeq(strings.ToLower(r.Archs())) {
 		if !strings.HasPrefix(arch, "gfx") {
 			arch = strings.ReplaceAll(arch, ".", "")
 		}
-		out = append(out, arch)
+		archs = append(archs, arch)
 	}
-	return out
-}
-
-// auditResults is the short form of a report: what is wrong, and what was looked at and is right.
-func auditResults(r *audit.Report) (out []index.AuditResult) {
 	add := func(check, result, detail string) {
 		if len(out) < index.MaxAuditResults {
 			out = append(out, index.AuditResult{Check: oneLine(check), Result: result, Detail: oneLine(detail)})
@@ -99,7 +91,7 @@ func auditResults(r *audit.Report) (out []index.AuditResult) {
 			add(f.Rule, "fail", detail)
 		case audit.Warning:
 			add(f.Rule, "warn", detail)
-		default: // notes are for who builds
+		default: // notes are for the build
 		}
 	}
 	clean := func(rules ...string) bool {
@@ -118,7 +110,7 @@ func auditResults(r *audit.Report) (out []index.AuditResult) {
 	if archs := r.Archs(); archs != "" && clean(audit.RuleArchMissing, audit.RuleArchUnreachable, audit.RuleArchUneven, audit.RuleGPUCode, audit.RuleNothingToRunOnGPU) {
 		add("GPU code", "pass", archs)
 	}
-	return out
+	return archs, out
 }
 
 // oneLine makes a text of foreign names fit for the index.

@@ -16,9 +16,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
 	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/audit/internal/table"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 	"github.com/kiln-build/kiln/wheel"
@@ -427,39 +429,75 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestBuiltins: every builtin snapshot can be read and is what its name says.
+// TestBuiltins: every release of the tables has the content that the digest in its label was made
+// of, and as a file of its own it is read as the same.
 func TestBuiltins(t *testing.T) {
-	total := int64(0)
-	entries, err := os.ReadDir("snapshots")
-	if err != nil {
-		t.Fatal(err)
+	files, err := filepath.Glob("snapshots/*.table")
+	if err != nil || len(files) != 3 {
+		t.Fatalf("tables %v (%v)", files, err)
 	}
-	for _, e := range entries {
-		if filepath.Ext(e.Name()) != ".kilnsnap" {
-			continue
-		}
-		f, err := os.Open(filepath.Join("snapshots", e.Name()))
+	total := 0
+	for _, file := range files {
+		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := audit.ReadSnapshot(f)
-		f.Close()
+		total += len(data)
+		releases, err := table.Open(string(data))
 		if err != nil {
-			t.Errorf("%s: %v", e.Name(), err)
-			continue
+			t.Fatal(err)
 		}
-		if name, err := s.FileName(); err != nil || name != e.Name() {
-			t.Errorf("%s: its content belongs under %s (%v)", e.Name(), name, err)
-		}
-		if info, err := e.Info(); err == nil {
-			total += info.Size()
+		for i, label := range releases.Labels() {
+			if testing.Short() && i > 1 {
+				break
+			}
+			list, err := releases.Read([]int{i}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			single, err := table.Encode(list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := audit.ReadSnapshot(bytes.NewReader(single))
+			if err != nil {
+				t.Errorf("%s: %v", label, err)
+				continue
+			}
+			if name, err := s.FileName(); err != nil || name != label+".kilnsnap" {
+				t.Errorf("%s: its content belongs under %s (%v)", label, name, err)
+			}
+			if s.Kind != audit.KindTorch {
+				continue
+			}
+			builtin, err := audit.Builtin(s.Version)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(s, builtin, cmpopts.IgnoreUnexported(audit.Snapshot{}, audit.SnapshotLibrary{})); diff != "" {
+				t.Errorf("%s (-file +builtin):\n%s", label, diff)
+			}
+			for j := range s.Libraries {
+				if !slices.Equal(s.Libraries[j].Symbols(), builtin.Libraries[j].Symbols()) {
+					t.Errorf("%s: symbols of %s differ", label, s.Libraries[j].File)
+				}
+			}
 		}
 	}
-	if total > 15<<20 {
+	if total > 2<<20 {
 		t.Errorf("%d bytes of snapshots in the binary", total)
 	}
-	if len(audit.Builtins()) < 8 {
-		t.Errorf("torch %v", audit.Builtins())
+	torches := audit.Builtins()
+	oldestFirst := slices.IsSortedFunc(torches, func(a, b string) int {
+		v, errA := wheel.ParseVersion(a)
+		w, errB := wheel.ParseVersion(b)
+		if err := errors.Join(errA, errB); err != nil {
+			t.Error(err)
+		}
+		return v.Compare(w)
+	})
+	if len(torches) < 23 || !oldestFirst {
+		t.Errorf("torch %v", torches)
 	}
 }
 
@@ -775,7 +813,7 @@ func FuzzSnapshot(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(buf.Bytes())
-	f.Add([]byte("kiln-snapshot/1\n"))
+	f.Add([]byte("kiln-snapshots/1\n"))
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := audit.ReadSnapshot(bytes.NewReader(data))

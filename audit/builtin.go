@@ -1,58 +1,56 @@
 package audit
 
 import (
-	"embed"
+	_ "embed"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"iter"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/kiln-build/kiln/wheel"
+	"github.com/kiln-build/kiln/audit/internal/table"
 )
 
-// builtinFiles are snapshots of the torch wheels on PyPI and of Python interpreters, made by
-// `kiln audit snapshot`; snapshots/README.md says how.
-//
-//go:embed snapshots
-var builtinFiles embed.FS
+// The snapshots that are built in: a table for each kind. snapshots/README.md says what they were
+// made from; `go run ./audit/internal/generate` adds to them.
+var (
+	//go:embed snapshots/torch.table
+	torchTable string
+	//go:embed snapshots/python.table
+	pythonTable string
+	//go:embed snapshots/system.table
+	systemTable string
+)
 
-// A builtinName is what the name of a builtin snapshot says.
-type builtinName struct {
-	file, kind, version, platform string
-}
-
-var builtinNames = sync.OnceValue(func() []builtinName {
-	entries, err := builtinFiles.ReadDir("snapshots")
-	if err != nil {
-		panic(err) // they are in the program
-	}
-	var out []builtinName
-	for _, e := range entries {
-		stem, ok := strings.CutSuffix(e.Name(), ".kilnsnap")
-		parts := strings.Split(stem, "-")
-		if !ok || len(parts) != 4 {
-			continue
+var builtinTables = sync.OnceValue(func() map[string]*table.Table {
+	out := map[string]*table.Table{}
+	for kind, data := range map[string]string{KindTorch: torchTable, KindPython: pythonTable, KindSystem: systemTable} {
+		t, err := table.Open(data)
+		if err != nil {
+			panic(fmt.Errorf("builtin snapshots of %s: %w", kind, err)) // they are in the program
 		}
-		out = append(out, builtinName{e.Name(), parts[0], parts[1], parts[2]})
+		out[kind] = t
 	}
-	slices.SortFunc(out, func(a, b builtinName) int {
-		v, _ := wheel.ParseVersion(a.version)
-		w, _ := wheel.ParseVersion(b.version)
-		return firstNonZero(strings.Compare(a.kind, b.kind), v.Compare(w), strings.Compare(a.file, b.file))
-	})
 	return out
 })
+
+// splitLabel gives what a label such as "torch-2.6.0+cu124-linux_x86_64-84280550c1d9" says.
+func splitLabel(label string) (version, platform string) {
+	parts := strings.Split(label, "-")
+	if len(parts) != 4 {
+		return "", ""
+	}
+	return parts[1], parts[2]
+}
 
 // Builtins are the versions of torch that snapshots are built in for, oldest first, with their
 // local part. The caller owns the slice.
 func Builtins() []string {
 	var out []string
-	for _, n := range builtinNames() {
-		if n.kind == KindTorch {
-			out = append(out, n.version)
-		}
+	for _, label := range builtinTables()[KindTorch].Labels() {
+		version, _ := splitLabel(label)
+		out = append(out, version)
 	}
 	return out
 }
@@ -62,11 +60,18 @@ func Builtins() []string {
 func Builtin(version string) (*Snapshot, error) { return builtin(KindTorch, version) }
 
 func builtin(kind, version string) (*Snapshot, error) {
-	for _, n := range builtinNames() {
-		public, _, _ := strings.Cut(n.version, "+")
-		if n.kind == kind && (version == "" || n.version == version || public == version) {
-			return readBuiltin(n.file, nil)
+	t := builtinTables()[kind]
+	i := slices.IndexFunc(t.Labels(), func(label string) bool {
+		full, _ := splitLabel(label)
+		public, _, _ := strings.Cut(full, "+")
+		return version == "" || version == full || version == public
+	})
+	if i >= 0 {
+		list, err := readReleases(t, []int{i}, nil)
+		if err != nil {
+			return nil, fmt.Errorf("builtin snapshot %s: %w", t.Labels()[i], err)
 		}
+		return list[0], nil
 	}
 	if kind == KindTorch {
 		return nil, fmt.Errorf("no snapshot of torch %s is built in; there are %s", version, strings.Join(Builtins(), ", "))
@@ -74,50 +79,55 @@ func builtin(kind, version string) (*Snapshot, error) {
 	return nil, fmt.Errorf("no snapshot of %s %s is built in", kind, version)
 }
 
-func readBuiltin(file string, wanted []string) (*Snapshot, error) {
-	data, err := builtinFiles.ReadFile("snapshots/" + file)
+// builtinTorches gives the builtin snapshots of torch for a platform, oldest first, with those of
+// their names that are wanted, which are sorted.
+func builtinTorches(platform string, wanted []string) []*Snapshot {
+	t := builtinTables()[KindTorch]
+	var which []int
+	for i, label := range t.Labels() {
+		if _, p := splitLabel(label); p == platform {
+			which = append(which, i)
+		}
+	}
+	list, err := readReleases(t, which, wanted)
+	if err != nil {
+		panic(fmt.Errorf("builtin snapshots of torch: %w", err)) // a test reads them all
+	}
+	return list
+}
+
+// readReleases reads snapshots from a table, with those of their names that are wanted, which are
+// sorted; nil means all.
+func readReleases(t *table.Table, which []int, wanted []string) ([]*Snapshot, error) {
+	releases, err := t.Read(which, wanted)
 	if err != nil {
 		return nil, err
 	}
-	s, err := decodeSnapshot(data, wanted)
-	if err != nil {
-		return nil, fmt.Errorf("builtin snapshot %s: %w", file, err)
-	}
-	return s, nil
-}
-
-// builtinTorches gives the builtin snapshots of torch for a platform, oldest first, with those of their names that are wanted, which are sorted.
-// A few are read ahead, so that all processors have something to do and few are in memory.
-func builtinTorches(platform string, wanted []string) iter.Seq[*Snapshot] {
-	return func(yield func(*Snapshot) bool) {
-		var files []string
-		for _, n := range builtinNames() {
-			if n.kind == KindTorch && n.platform == platform {
-				files = append(files, n.file)
+	var out []*Snapshot
+	for _, r := range releases {
+		s := new(Snapshot)
+		if err := json.Unmarshal(r.Description, s); err != nil {
+			return nil, fmt.Errorf("description: %w", err)
+		}
+		if !slices.Contains([]string{KindTorch, KindPython, KindSystem}, s.Kind) {
+			return nil, fmt.Errorf("unknown kind %q", s.Kind)
+		}
+		if !strings.HasPrefix(r.Label, s.stem()) {
+			return nil, fmt.Errorf("%s is labelled %s", s.Title(), r.Label)
+		}
+		for i := range s.Libraries {
+			l := &s.Libraries[i]
+			if i > 0 && s.Libraries[i-1].File >= l.File {
+				return nil, errors.New("libraries are not sorted")
+			}
+			if l.names = r.Names[l.File]; wanted == nil && l.Count != len(l.names) {
+				return nil, fmt.Errorf("library %s: %d symbols, announced %d", l.File, len(l.names), l.Count)
 			}
 		}
-		ahead := min(runtime.GOMAXPROCS(0), 3)
-		var reading []chan *Snapshot
-		for i := range len(files) + ahead {
-			if i < len(files) {
-				done := make(chan *Snapshot, 1) // nobody has to wait for it
-				reading = append(reading, done)
-				go func() {
-					s, err := readBuiltin(files[i], wanted)
-					if err != nil {
-						panic(err) // a test reads them all
-					}
-					done <- s
-				}()
-			}
-			if i >= ahead-1 && len(reading) > 0 {
-				s := <-reading[0]
-				if reading = reading[1:]; !yield(s) {
-					return
-				}
-			}
-		}
+		s.index()
+		out = append(out, s)
 	}
+	return out, nil
 }
 
 // systemNames are the symbols of glibc, libstdc++ and their companions, sorted; nil where kiln

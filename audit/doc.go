@@ -12,8 +12,9 @@
 //   - Python: tags of files against tags of the wheel, names outside of the stable ABI, names the
 //     interpreter does not have.
 //   - torch: every undefined symbol is looked up the way the dynamic loader would, in a [Snapshot]
-//     of an exact torch. The snapshots of the versions on PyPI are built in; others are taken with
-//     [TakeSnapshot] from a wheel or a folder.
+//     of an exact torch. The snapshots of the versions on PyPI are built in, as one table, to which
+//     `go run ./audit/internal/generate TORCH.whl` adds; others are taken with [TakeSnapshot] from
+//     a wheel or a folder.
 //   - GPUs: the targets of all embedded device code against the arch list of the row.
 //
 // The audit proves that a wheel will not load; that it will load it can only say as far as it knows

@@ -1,11 +1,9 @@
 package audit
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"debug/elf"
-	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -22,23 +20,15 @@ import (
 	"sync"
 
 	"github.com/klauspost/compress/flate"
-	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kiln-build/kiln/audit/internal/table"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/wheel"
 )
 
-// snapshotFormat begins every snapshot file.
-const snapshotFormat = "kiln-snapshot/1\n"
-
-// Bounds of what ReadSnapshot accepts.
-const (
-	maxSnapshotSize    = 64 << 20
-	maxSnapshotContent = 256 << 20
-	maxSnapshotLibs    = 4096
-	maxSnapshotNames   = 4 << 20
-)
+// maxSnapshotSize bounds the files that ReadSnapshot reads.
+const maxSnapshotSize = 64 << 20
 
 // The kinds of snapshots.
 const (
@@ -133,7 +123,11 @@ func (s *Snapshot) index() {
 
 // WriteTo writes the snapshot. The bytes depend on its content alone.
 func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
-	data, err := s.encode()
+	r, err := s.release()
+	if err != nil {
+		return 0, err
+	}
+	data, err := table.Encode([]table.Release{r})
 	if err != nil {
 		return 0, err
 	}
@@ -141,198 +135,64 @@ func (s *Snapshot) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// encode writes the format, then a zstd frame with the description as JSON and the names of
-// all libraries: sorted, each with the number of bytes it shares with the one before.
-func (s *Snapshot) encode() ([]byte, error) {
-	meta, err := json.Marshal(s)
-	if err != nil {
-		return nil, err
-	}
-	var body bytes.Buffer
-	varint := make([]byte, 0, binary.MaxVarintLen64)
-	number := func(n int) {
-		varint = binary.AppendUvarint(varint[:0], uint64(n))
-		body.Write(varint)
-	}
-	number(len(meta))
-	body.Write(meta)
-	for i := range s.Libraries {
-		last := ""
-		for _, name := range s.Libraries[i].names {
-			shared := 0
-			for shared < min(len(last), len(name)) && last[shared] == name[shared] {
-				shared++
-			}
-			number(shared)
-			number(len(name) - shared)
-			body.WriteString(name[shared:])
-			last = name
-		}
-	}
-	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression),
-		zstd.WithWindowSize(8<<20), zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		return nil, err
-	}
-	defer enc.Close()
-	return enc.EncodeAll(body.Bytes(), []byte(snapshotFormat)), nil
-}
-
 // FileName is the name a snapshot is kept under: what it is of, and the beginning of the
 // SHA-256 of its content, so that two different ones never have the same.
 func (s *Snapshot) FileName() (string, error) {
-	meta, err := json.Marshal(s)
-	if err != nil {
-		return "", err
+	r, err := s.release()
+	return r.Label + snapshotSuffix, err
+}
+
+const snapshotSuffix = ".kilnsnap"
+
+// stem is how the label of a snapshot begins.
+func (s *Snapshot) stem() string { return s.Kind + "-" + s.Version + "-" + s.Platform + "-" }
+
+// release is the snapshot as a table has it.
+func (s *Snapshot) release() (table.Release, error) {
+	r := table.Release{Names: map[string][]string{}}
+	var err error
+	if r.Description, err = json.Marshal(s); err != nil {
+		return r, err
 	}
 	h := sha256.New()
-	h.Write(meta)
+	h.Write(r.Description)
 	for i := range s.Libraries {
-		for _, name := range s.Libraries[i].names {
+		l := &s.Libraries[i]
+		r.Names[l.File] = l.names
+		for _, name := range l.names {
 			_, _ = io.WriteString(h, name+"\n") // a hash does not fail
 		}
 	}
-	return fmt.Sprintf("%s-%s-%s-%s.kilnsnap", s.Kind, s.Version, s.Platform, hex.EncodeToString(h.Sum(nil))[:12]), nil
+	if len(r.Names) < len(s.Libraries) {
+		return r, fmt.Errorf("%s: two libraries have one file name", s.Title())
+	}
+	r.Label = s.stem() + hex.EncodeToString(h.Sum(nil))[:12]
+	return r, nil
 }
 
 // ReadSnapshot reads what [Snapshot.WriteTo] wrote. It reads foreign bytes: sizes are bounded
 // and every count is checked.
 func ReadSnapshot(r io.Reader) (*Snapshot, error) {
-	data, err := io.ReadAll(io.LimitReader(r, maxSnapshotSize+1))
+	var data strings.Builder
+	n, err := io.Copy(&data, io.LimitReader(r, maxSnapshotSize+1))
 	if err != nil {
 		return nil, fmt.Errorf("read snapshot: %w", err)
 	}
-	if len(data) > maxSnapshotSize {
+	if n > maxSnapshotSize {
 		return nil, fmt.Errorf("read snapshot: more than %d bytes", maxSnapshotSize)
 	}
-	s, err := decodeSnapshot(data, nil)
+	t, err := table.Open(data.String())
 	if err != nil {
 		return nil, fmt.Errorf("read snapshot: %w", err)
 	}
-	return s, nil
-}
-
-// decodeSnapshot reads a snapshot, of its names only those wanted, which are sorted; nil means all.
-func decodeSnapshot(data []byte, wanted []string) (*Snapshot, error) {
-	frame, ok := bytes.CutPrefix(data, []byte(snapshotFormat))
-	if !ok {
-		return nil, errors.New("not a snapshot of this format")
+	if n := len(t.Labels()); n != 1 {
+		return nil, fmt.Errorf("read snapshot: it has %d releases", n)
 	}
-	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxSnapshotContent))
+	list, err := readReleases(t, []int{0}, nil)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read snapshot: %w", err)
 	}
-	defer dec.Close()
-	body, err := dec.DecodeAll(frame, nil)
-	if err != nil {
-		return nil, err
-	}
-	d := snapshotDecoder{rest: body, wanted: wanted}
-	meta, err := d.bytes(16 << 20)
-	if err != nil {
-		return nil, err
-	}
-	s := new(Snapshot)
-	if err := json.Unmarshal(meta, s); err != nil {
-		return nil, fmt.Errorf("description: %w", err)
-	}
-	if !slices.Contains([]string{KindTorch, KindPython, KindSystem}, s.Kind) {
-		return nil, fmt.Errorf("unknown kind %q", s.Kind)
-	}
-	if len(s.Libraries) > maxSnapshotLibs {
-		return nil, fmt.Errorf("%d libraries", len(s.Libraries))
-	}
-	for i := range s.Libraries {
-		if err := d.names(&s.Libraries[i]); err != nil {
-			return nil, fmt.Errorf("library %s: %w", s.Libraries[i].File, err)
-		}
-	}
-	if len(d.rest) > 0 {
-		return nil, fmt.Errorf("%d bytes after the last name", len(d.rest))
-	}
-	s.index()
-	return s, nil
-}
-
-type snapshotDecoder struct {
-	rest   []byte
-	wanted []string // names to keep, sorted; nil for all
-	total  int      // bytes of all names
-}
-
-func (d *snapshotDecoder) number() (int, error) {
-	v, n := binary.Uvarint(d.rest)
-	if n <= 0 || v > 1<<31-1 {
-		return 0, errors.New("bad number")
-	}
-	d.rest = d.rest[n:]
-	return int(v), nil
-}
-
-func (d *snapshotDecoder) bytes(limit int) ([]byte, error) {
-	n, err := d.number()
-	if err != nil {
-		return nil, err
-	}
-	if n > limit || n > len(d.rest) {
-		return nil, errors.New("cut off")
-	}
-	b := d.rest[:n]
-	d.rest = d.rest[n:]
-	return b, nil
-}
-
-func (d *snapshotDecoder) names(l *SnapshotLibrary) error {
-	// Two numbers a name, at least.
-	if l.Count < 0 || l.Count > maxSnapshotNames || l.Count > len(d.rest)/2 {
-		return fmt.Errorf("%d symbols", l.Count)
-	}
-	var text strings.Builder // all names in one piece of memory
-	var ends []int
-	if d.wanted == nil {
-		ends = make([]int, 0, l.Count)
-	}
-	wanted, last := d.wanted, []byte{}
-	for i := range l.Count {
-		shared, err := d.number()
-		if err != nil {
-			return err
-		}
-		suffix, err := d.bytes(1 << 20)
-		if err != nil {
-			return err
-		}
-		if shared > len(last) {
-			return errors.New("bad prefix")
-		}
-		if i > 0 && bytes.Compare(suffix, last[shared:]) <= 0 { // what they share need not be compared
-			return errors.New("names are not sorted")
-		}
-		last = append(last[:shared], suffix...)
-		if d.total += len(last); d.total > maxSnapshotContent {
-			return errors.New("too many bytes of names")
-		}
-		if d.wanted == nil {
-			text.Write(last)
-			ends = append(ends, text.Len())
-			continue
-		}
-		for len(wanted) > 0 && wanted[0] < string(last) {
-			wanted = wanted[1:]
-		}
-		if len(wanted) > 0 && wanted[0] == string(last) {
-			l.names = append(l.names, wanted[0])
-		}
-	}
-	if d.wanted == nil {
-		l.names = make([]string, 0, l.Count)
-		all, start := text.String(), 0
-		for _, end := range ends {
-			l.names = append(l.names, all[start:end])
-			start = end
-		}
-	}
-	return nil
+	return list[0], nil
 }
 
 // SnapshotOptions say how TakeSnapshot works.

@@ -264,7 +264,7 @@ func (c *checker) checkTorch() {
 	}
 	slices.Sort(wanted)
 	tried := false
-	for torch := range builtinTorches(platform, slices.Compact(wanted)) {
+	for _, torch := range builtinTorches(platform, slices.Compact(wanted)) {
 		if c.torch != nil && torch.Version == c.torch.Version {
 			tried = true
 			torch = c.torch

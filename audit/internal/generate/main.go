@@ -1,0 +1,93 @@
+// Command generate adds snapshots to the tables that are built into package audit:
+//
+//	go run ./audit/internal/generate torch-2.9.0-cp312-cp312-manylinux_2_28_x86_64.whl
+//	go run ./audit/internal/generate python-3.14-linux_x86_64-….kilnsnap
+//
+// It takes torch wheels, folders with an installed torch, and files of `kiln audit snapshot`. A
+// release that is in its table already, for the same platform, is replaced. Run it in the root of
+// the repository.
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/audit/internal/table"
+	"github.com/kiln-build/kiln/wheel"
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: go run ./audit/internal/generate TORCH.whl|FOLDER|SNAPSHOT…")
+		os.Exit(2)
+	}
+	for _, source := range os.Args[1:] {
+		if err := add("audit/snapshots", source); err != nil {
+			fmt.Fprintln(os.Stderr, "generate:", err)
+			os.Exit(1)
+		}
+	}
+}
+
+// add puts what source has into the table of its kind in dir.
+func add(dir, source string) error {
+	s, err := audit.OpenSnapshot(context.Background(), source, audit.SnapshotOptions{})
+	if err != nil {
+		return err
+	}
+	var single bytes.Buffer
+	if _, err := s.WriteTo(&single); err != nil {
+		return err
+	}
+	added, err := releases(single.String())
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, s.Kind+".table")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	all, err := releases(string(data))
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	all = slices.DeleteFunc(all, func(r table.Release) bool { return identity(r) == identity(added[0]) })
+	all = append(all, added...)
+	slices.SortStableFunc(all, func(a, b table.Release) int { return version(a).Compare(version(b)) })
+	if data, err = table.Encode(all); err != nil {
+		return err
+	}
+	if err := os.WriteFile(file, data, 0o666); err != nil {
+		return err
+	}
+	fmt.Printf("%s: %s; %d releases, %d bytes\n", file, added[0].Label, len(all), len(data))
+	return nil
+}
+
+// releases reads a whole table.
+func releases(data string) ([]table.Release, error) {
+	t, err := table.Open(data)
+	if err != nil {
+		return nil, err
+	}
+	which := make([]int, len(t.Labels()))
+	for i := range which {
+		which[i] = i
+	}
+	return t.Read(which, nil)
+}
+
+// identity is a label without the digest: kind, version and platform.
+func identity(r table.Release) string { return r.Label[:strings.LastIndex(r.Label, "-")] }
+
+func version(r table.Release) wheel.Version {
+	v, _ := wheel.ParseVersion(strings.Split(r.Label, "-")[1]) // versions of CPython have one, too
+	return v
+}

@@ -94,7 +94,7 @@ func TestE2EReference(t *testing.T) {
 			if s := ref.ask(t, req); s.Status != "ok" {
 				t.Errorf("seed %d %s default mode: %s", seed, fx.Arch, s.Message)
 			}
-			rep, err := Verify(t.Context(), other, VerifyOptions{ModelDir: fx.model})
+			rep, err := Verify(t.Context(), other, VerifyOptions{ModelDir: fx.model, Structure: i%3 == 1})
 			if err != nil || len(rep.Problems) > 0 {
 				t.Errorf("seed %d %s: verify: %v %v", seed, fx.Arch, err, rep)
 			}

@@ -11,7 +11,7 @@ import (
 func TestExampleFiles(t *testing.T) {
 	fx := fixture{Seed: 20, Arch: "LlamaForCausalLM", Limit: 0.0625, Plain: true, Set: map[string]any{"tie_word_embeddings": false}}
 	fx.make(t, t.TempDir())
-	example := filepath.Join("..", "examples", "tiny-exl2")
+	example := filepath.Join("..", "..", "examples", "tiny-exl2")
 	// The job names the folders of the temporary place; the example is used with --model and --out.
 	job := filepath.Join(fx.work, JobFile)
 	data, err := os.ReadFile(job)

@@ -254,7 +254,7 @@ func (fx *fixture) config(r *rand.Rand) map[string]any {
 
 var fixtureLimits = []float64{8192, 1073741824, 1, 0.25, 0.1, 0.05, 0.03, 0.02, 0.0125, 0.004}
 
-// make writes the fixture below dir: dir/work, dir/model; the job names dir/out.
+// make writes the fixture below dir; the job names dir/out.
 func (fx *fixture) make(t testing.TB, dir string) {
 	t.Helper()
 	if err := fx.write(dir); err != nil {
@@ -271,8 +271,9 @@ func (fx *fixture) write(dir string) error {
 	if limit := fixtureLimits[r.IntN(len(fixtureLimits))]; fx.Limit == 0 {
 		fx.Limit = limit
 	}
-	fx.work, fx.model, fx.out = filepath.Join(dir, "work"), filepath.Join(dir, "model"), filepath.Join(dir, "out")
-	for _, d := range []string{filepath.Join(fx.work, "out_tensor"), filepath.Join(fx.model, "subdir")} {
+	hub := filepath.Join(dir, "hub") // laid out like a model in a Hugging Face cache
+	fx.work, fx.model, fx.out = filepath.Join(dir, "work"), filepath.Join(hub, "snapshots", "main"), filepath.Join(dir, "out")
+	for _, d := range []string{filepath.Join(fx.work, "out_tensor"), filepath.Join(fx.model, "subdir"), filepath.Join(hub, "blobs")} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}
@@ -391,11 +392,11 @@ func (fx *fixture) write(dir string) error {
 			part = append(part, source[j])
 		}
 		name := fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, files)
-		if i > 0 && r.IntN(3) == 0 { // the file itself lies elsewhere, as in a hub cache
-			if err := writeSafetensors(filepath.Join(dir, "blob"+name), part, true); err != nil {
+		if i > 0 && r.IntN(3) == 0 {
+			if err := writeSafetensors(filepath.Join(hub, "blobs", name), part, true); err != nil {
 				return err
 			}
-			if err := os.Symlink(filepath.Join("..", "blob"+name), filepath.Join(fx.model, name)); err != nil {
+			if err := os.Symlink(filepath.Join("..", "..", "blobs", name), filepath.Join(fx.model, name)); err != nil {
 				return err
 			}
 			continue

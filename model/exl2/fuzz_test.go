@@ -8,9 +8,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/safetensors"
+	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // FuzzJob feeds the readers of job_new.json and config.json. What they accept must survive being written and read again.
@@ -74,52 +78,52 @@ func FuzzInvariants(f *testing.F) {
 	}
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data, table []byte, packed, rows uint16) {
-		if groups, err := parseGroups(table, int(packed), int(rows)); err == nil {
-			n, words := 0, 0
-			for _, g := range groups {
-				n += g.rows
-				words += g.rows * g.bits
-			}
-			if n != int(rows) || len(groups) > 0 && words != 32*int(packed) {
-				t.Fatalf("accepted groups %v for %d packed of %d rows", groups, packed, rows)
-			}
+		count := int64(len(table) / 4)
+		small := quant.TensorMap{
+			"l.q_weight":    {DType: tensor.I32, Shape: []int64{int64(packed), 8}, Data: make([]byte, 32*int(packed))},
+			"l.q_groups":    {DType: tensor.I16, Shape: []int64{2 * count}, Data: table[:4*count]},
+			"l.q_scale":     {DType: tensor.I32, Shape: []int64{count, 1}, Data: make([]byte, 4*count)},
+			"l.q_scale_max": {DType: tensor.F16, Shape: []int64{count}, Data: make([]byte, 2*count)},
 		}
-		if len(table) > 0 && checkPermutation(table) == nil && len(table)/4 > 0 {
-			sum, n := 0, len(table)/4
-			for i := range n {
-				sum += int(binary.LittleEndian.Uint32(table[4*i:]))
-			}
-			if sum != n*(n-1)/2 {
-				t.Fatalf("accepted permutation % x", table)
-			}
+		var perm []byte
+		for i := range int(rows) {
+			perm = binary.LittleEndian.AppendUint32(perm, uint32(i))
 		}
+		small["l.q_invperm"] = quant.Tensor{DType: tensor.I32, Shape: []int64{int64(rows)}, Data: perm}
+		checkAccepted(t, small, int64(packed))
+
 		r := bytes.NewReader(data)
-		h, err := parseHeader(r, int64(len(data)))
+		h, err := safetensors.ReadHeader(r, int64(len(data)))
 		if err != nil {
 			return
 		}
-		m, ps := readMatrix("file", "l", h.lookup, h.data(r))
-		if len(ps) > 0 {
-			return
-		}
-		sum, words := 0, 0
-		for _, g := range m.groups {
-			sum += g.rows
-			words += g.rows * g.bits / 32
-		}
-		w, _ := h.lookup("l.q_weight")
-		if sum != m.rows || int64(words) != w.Shape[0] || int64(m.cols) != w.Shape[1] || m.cols%32 != 0 {
-			t.Fatalf("accepted %d rows in groups of %d, %d packed of %v", m.rows, sum, words, w.Shape)
-		}
-		p, _ := h.lookup("l.q_invperm")
-		seen := make([]bool, m.rows)
-		for i := range m.rows {
-			seen[binary.LittleEndian.Uint32(data[p.Offset+int64(4*i):])] = true
-		}
-		for i, ok := range seen {
-			if !ok {
-				t.Fatalf("row %d is not in the permutation", i)
+		w, _ := h.Lookup("l.q_weight")
+		m := checkAccepted(t, tensorSource{h, r}, slices.Concat(w.Shape, []int64{0})[0])
+		if p, _ := h.Lookup("l.q_invperm"); m != nil && p.DType == tensor.I32 {
+			seen := make([]bool, m.Rows)
+			for i := range m.Rows {
+				seen[binary.LittleEndian.Uint32(data[h.DataStart+p.Offset+int64(4*i):])] = true
+			}
+			if slices.Contains(seen, false) {
+				t.Fatal("a row is not in the permutation")
 			}
 		}
 	})
+}
+
+// checkAccepted returns nil for a layer with problems.
+func checkAccepted(t *testing.T, src quant.Source, packed int64) *quant.LayerInfo {
+	m, ps := readMatrix("file", "l", src)
+	if len(ps) > 0 {
+		return nil
+	}
+	rows, words := 0, 0
+	for _, w := range m.Widths {
+		rows += w.Rows
+		words += w.Rows * w.Bits / 32
+	}
+	if rows != m.Rows || int64(words) != packed || m.Cols%8 != 0 {
+		t.Fatalf("accepted %d rows in widths of %d, %d packed of %d", m.Rows, rows, words, packed)
+	}
+	return &m
 }

@@ -12,6 +12,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/safetensors"
 )
 
 // Info says what is in a compiled model.
@@ -107,12 +110,12 @@ func Inspect(ctx context.Context, dir string) (*Info, error) {
 	}
 	defer d.close()
 	info := &Info{Dir: dir, Problems: d.problems}
-	if config, err := os.ReadFile(filepath.Join(dir, ConfigFile)); err == nil {
+	if config, err := readSmall(filepath.Join(dir, ConfigFile), maxConfigBytes); err == nil {
 		info.readConfig(config)
 	}
 	for _, f := range d.index.files {
 		if f.header != nil {
-			info.Files = append(info.Files, InfoFile{Name: filepath.Base(f.input.Path), Size: f.input.Size, Tensors: len(f.header.tensors)})
+			info.Files = append(info.Files, InfoFile{Name: filepath.Base(f.input.Path), Size: f.input.Size, Tensors: len(f.header.Tensors)})
 			info.Bytes += f.input.Size
 		}
 	}
@@ -130,11 +133,11 @@ func Inspect(ctx context.Context, dir string) (*Info, error) {
 			continue
 		}
 		info.Quantized++
-		info.QuantBytes += m.bytes
-		for _, g := range m.groups {
-			shares[g.bits] += int64(g.rows)
+		info.QuantBytes += matrixBytes(&m)
+		for _, w := range m.Widths {
+			shares[w.Bits] += int64(w.Rows)
 		}
-		cell := Cell{Type: key, Count: 1, Weights: m.weights(), Bytes: m.bytes, Groups: len(m.groups)}
+		cell := Cell{Type: key, Count: 1, Weights: int64(m.Rows) * int64(m.Cols), Bytes: matrixBytes(&m), Groups: m.Groups}
 		match := layerKey.FindStringSubmatch(key)
 		if match == nil {
 			addTo(&info.Other, cell)
@@ -244,34 +247,35 @@ func (d *modelDir) close() {
 	}
 }
 
-func (d *modelDir) lookup(name string) (tensorInfo, bool) {
+// Lookup finds a tensor in any of the files.
+func (d *modelDir) Lookup(name string) (safetensors.Tensor, bool) {
 	if t := d.index.get(name); t != nil {
-		return t.tensorInfo, true
+		return t.Tensor, true
 	}
-	return tensorInfo{}, false
+	return safetensors.Tensor{}, false
 }
 
-// open returns the data of a tensor that exists.
-func (d *modelDir) open(name string) (io.Reader, error) {
+// Open returns the data of a tensor that exists.
+func (d *modelDir) Open(name string) (io.Reader, error) {
 	t := d.index.get(name)
 	f := d.files[t.file]
 	if f == nil {
 		var err error
-		if f, err = os.Open(d.index.files[t.file].input.Path); err != nil {
+		if f, _, err = openRegular(d.index.files[t.file].input.Path); err != nil {
 			return nil, err
 		}
 		d.files[t.file] = f
 	}
-	return io.NewSectionReader(f, t.Offset, t.Size), nil
+	return io.NewSectionReader(f, d.index.files[t.file].header.DataStart+t.Offset, t.Size), nil
 }
 
 // matrix reads the quantized linear key, whose tensors may be in different files.
-func (d *modelDir) matrix(key string) (*matrix, Problems) {
+func (d *modelDir) matrix(key string) (quant.LayerInfo, Problems) {
 	file := ""
 	if t := d.index.get(key + ".q_weight"); t != nil {
 		file = filepath.Base(d.index.files[t.file].input.Path)
 	}
-	return readMatrix(file, key, d.lookup, d.open)
+	return readMatrix(file, key, d)
 }
 
 // quantizedKeys lists the quantized linears, sorted.

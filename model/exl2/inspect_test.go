@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kiln-build/kiln/model/safetensors"
 )
 
 func TestInspect(t *testing.T) {
@@ -36,12 +38,13 @@ func TestInspect(t *testing.T) {
 	var bytesAll, weights int64
 	paths, _ := filepath.Glob(filepath.Join(fx.work, "out_tensor", "*.safetensors"))
 	for _, p := range paths {
-		h, err := readHeader(p)
+		f, err := safetensors.Open(p)
 		if err != nil {
 			t.Fatal(err)
 		}
+		f.Close()
 		var k, n int64
-		for _, e := range h.tensors {
+		for _, e := range f.Header().Tensors {
 			bytesAll += e.Size
 			if strings.HasSuffix(e.Name, ".q_invperm") {
 				k = e.Shape[0]
@@ -137,7 +140,23 @@ func TestVerifyFindsDamage(t *testing.T) {
 	}{
 		{"nothing", func(*testing.T, *fixture, *Plan) {}, VerifyOptions{}, ""},
 		{"a weight", flip(first, weight), VerifyOptions{}, "sha256"},
-		{"a weight, not hashed", flip(first, weight), VerifyOptions{NoHash: true}, ""},
+		{"a weight, not hashed", flip(first, weight), VerifyOptions{Structure: true}, ""},
+		{"a weight, no manifest", func(t *testing.T, fx *fixture, p *Plan) {
+			os.Remove(filepath.Join(fx.out, ManifestName))
+			flip(first, weight)(t, fx, p)
+		}, VerifyOptions{}, "not verifiable: there is no kiln-manifest.json"},
+		{"no manifest, structure only", func(t *testing.T, fx *fixture, p *Plan) { os.Remove(filepath.Join(fx.out, ManifestName)) }, VerifyOptions{Structure: true}, ""},
+		{"a weight, no digests", func(t *testing.T, fx *fixture, p *Plan) {
+			editJSON(t, filepath.Join(fx.out, ManifestName), func(m map[string]any) {
+				delete(m["files"].([]any)[0].(map[string]any), "sha256")
+			})
+			flip(first, weight)(t, fx, p)
+		}, VerifyOptions{}, "not verifiable: the manifest has no digests of 1 files"},
+		{"a stranger that is no tensor file", func(t *testing.T, fx *fixture, p *Plan) {
+			if err := os.WriteFile(filepath.Join(fx.out, "modeling_llama.py"), []byte("import os"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, VerifyOptions{Structure: true}, "modeling_llama.py: not in the manifest"},
 		{"config", func(t *testing.T, fx *fixture, _ *Plan) {
 			editJSON(t, filepath.Join(fx.out, ConfigFile), func(m map[string]any) { delete(m, "quantization_config") })
 		}, VerifyOptions{}, "quant_method"},

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kiln-build/kiln/model/quant"
+	"github.com/kiln-build/kiln/model/safetensors"
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
@@ -93,20 +95,14 @@ type sourceFile struct {
 	name  string
 	input Input
 	mode  fs.FileMode
+	err   error // why it must not be read
 }
 
 // sourceTensor is a tensor of the source model under its rewritten name.
 type sourceTensor struct {
-	tensorInfo
+	safetensors.Tensor
 	original string
 	file     int // index in the scanned files
-}
-
-// scanned is one file whose header was read.
-type scanned struct {
-	input  Input
-	header *fileHeader
-	err    error
 }
 
 // ReadInventory reads the job, the configuration and the headers of all inputs, and checks them. It reads the group tables
@@ -144,13 +140,13 @@ func ReadInventory(ctx context.Context, opts Options) (*Inventory, Problems) {
 
 func (inv *Inventory) readConfig() bool {
 	path := filepath.Join(inv.ModelDir, ConfigFile)
-	data, err := os.ReadFile(path)
+	data, err := readSmall(path, maxConfigBytes)
 	if err != nil {
 		kind := BadConfig
 		if errors.Is(err, fs.ErrNotExist) {
 			kind = MissingFile
 		}
-		inv.Problems.add(kind, path, "", "%v; %s must be the source model", errors.Unwrap(err), inv.ModelDir)
+		inv.Problems.add(kind, path, "", "%v; %s must be the source model", err, inv.ModelDir)
 		return false
 	}
 	m, ps := parseModel(data, path)
@@ -185,7 +181,8 @@ func isTensorFile(name string) bool {
 	return strings.HasSuffix(name, ".safetensors") && !strings.HasPrefix(name, ".")
 }
 
-// scanModel lists a model folder: tensor files with their headers, and the other regular files.
+// scanModel lists a model folder: tensor files with their headers, and the other files. A file that must not be read has
+// only its error. Folders are left out, and so are links to them and links to nothing.
 func scanModel(ctx context.Context, dir string, workers int) ([]scanned, []sourceFile, error) {
 	entries, err := os.ReadDir(dir) // sorted by name
 	if err != nil {
@@ -194,30 +191,26 @@ func scanModel(ctx context.Context, dir string, workers int) ([]scanned, []sourc
 	var tensors []scanned
 	var others []sourceFile
 	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		info, err := os.Stat(path) // follows links: a model in a hub cache is nothing but links
-		if err != nil || !info.Mode().IsRegular() {
-			if isTensorFile(e.Name()) {
-				if err == nil {
-					err = errors.New("not a regular file")
-				}
-				tensors = append(tensors, scanned{input: Input{Path: path, Name: "model/" + e.Name()}, err: err})
-			}
-			continue
-		}
-		in := Input{Path: path, Name: "model/" + e.Name(), Size: info.Size(), ModTime: info.ModTime()}
+		in := Input{Path: filepath.Join(dir, e.Name()), Name: "model/" + e.Name()}
 		if isTensorFile(e.Name()) {
 			tensors = append(tensors, scanned{input: in})
-		} else {
-			others = append(others, sourceFile{name: e.Name(), input: in, mode: info.Mode().Perm()})
+			continue
 		}
+		if info, err := os.Stat(in.Path); err != nil || info.IsDir() {
+			continue
+		}
+		f := sourceFile{name: e.Name(), input: in}
+		info, err := statRegular(in.Path)
+		if err != nil {
+			f.err = err
+		} else {
+			f.input.Size, f.input.ModTime, f.mode = info.Size(), info.ModTime(), info.Mode().Perm()
+		}
+		others = append(others, f)
 	}
 	parallel(ctx, workers, len(tensors), func(i int) {
-		if s := &tensors[i]; s.err == nil {
-			s.header, s.err = readHeader(s.input.Path)
-			if s.err == nil {
-				s.input.HeaderSHA256 = s.header.sum
-			}
+		if f := tensors[i].open(); f != nil {
+			f.Close() //nolint:errcheck // only read
 		}
 	})
 	return tensors, others, ctx.Err()
@@ -252,8 +245,8 @@ func indexSource(files []scanned, arch *architecture) (*sourceIndex, []string, P
 			ps.add(BadFile, f.input.Path, "", "%v", f.err)
 			continue
 		}
-		for _, t := range f.header.tensors {
-			st := sourceTensor{tensorInfo: t, original: t.Name, file: i}
+		for _, t := range f.header.InHeaderOrder() {
+			st := sourceTensor{Tensor: t, original: t.Name, file: i}
 			st.Name = arch.rename(t.Name)
 			if at, dup := idx.byName[st.Name]; dup {
 				notices = append(notices, fmt.Sprintf("%s is in %s and in %s; the latter is used",
@@ -273,6 +266,7 @@ type modelReader struct {
 	model   *model
 	source  *sourceIndex
 	ps      Problems
+	notices []string
 	inputs  []Input
 	inputOf map[string]int  // by path
 	used    map[string]bool // rewritten source names that are accounted for
@@ -308,7 +302,7 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 	}
 	type layer struct {
 		scanned
-		m  *matrix
+		m  quant.LayerInfo
 		ps Problems
 	}
 	layers := make([]layer, len(parts))
@@ -337,14 +331,14 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 			l := &layers[next]
 			next++
 			r.ps = append(r.ps, l.ps...)
-			if l.m == nil || len(l.ps) > 0 {
+			if l.header == nil || len(l.ps) > 0 {
 				continue
 			}
-			r.checkLayer(p, l.input.Path, l.m, embedding)
+			r.checkLayer(p, l.input.Path, &l.m, embedding)
 			in := r.input(l.input)
-			for _, s := range matrixSuffixes {
-				if t, ok := l.header.lookup(p.key + "." + s.name); ok {
-					tensors = append(tensors, t.copied(in))
+			for _, suffix := range matrixSuffixes {
+				if t, ok := l.header.Lookup(p.key + "." + suffix); ok {
+					tensors = append(tensors, copied(t, l.header, in))
 				}
 			}
 		}
@@ -353,6 +347,7 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 	inv.extras = r.extras()
 	inv.Inputs = r.inputs
 	inv.Problems = append(inv.Problems, r.ps...)
+	inv.Notices = append(inv.Notices, r.notices...)
 	for _, t := range source.list {
 		if !r.used[t.Name] {
 			inv.Dropped = append(inv.Dropped, t.original)
@@ -365,60 +360,51 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 }
 
 // copied is the output tensor for bytes taken as they are.
-func (t tensorInfo) copied(input int) Tensor {
+func copied(t safetensors.Tensor, h *safetensors.Header, input int) Tensor {
 	return Tensor{
 		Name: t.Name, DType: t.DType, Shape: t.Shape, Size: t.Size,
-		From: Source{Input: input, Name: t.Name, DType: t.DType, Offset: t.Offset, Size: t.Size},
+		From: Source{Input: input, Name: t.Name, DType: t.DType, Offset: h.DataStart + t.Offset, Size: t.Size},
 	}
 }
 
 // readLayer reads the file of one quantized layer.
-func readLayer(dir, key string) (s scanned, m *matrix, ps Problems) {
+func readLayer(dir, key string) (s scanned, m quant.LayerInfo, ps Problems) {
 	path := filepath.Join(dir, key+".safetensors")
 	s.input = Input{Path: path, Name: "out_tensor/" + key + ".safetensors"}
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		ps.add(MissingFile, path, "", "the quantized layer is missing")
-		return s, nil, ps
-	}
-	if err != nil {
-		ps.add(BadFile, path, "", "%v", err)
-		return s, nil, ps
+	f := s.open()
+	if f == nil {
+		if errors.Is(s.err, fs.ErrNotExist) {
+			ps.add(MissingFile, path, "", "the quantized layer is missing")
+		} else {
+			ps.add(BadFile, path, "", "%v", s.err)
+		}
+		return s, m, ps
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err == nil {
-		s.input.Size, s.input.ModTime = info.Size(), info.ModTime()
-		s.header, err = parseHeader(f, info.Size())
-	}
-	if err != nil {
-		ps.add(BadFile, path, "", "%v", err)
-		return s, nil, ps
-	}
-	s.input.HeaderSHA256 = s.header.sum
-	for _, t := range s.header.tensors {
+	for _, t := range s.header.Tensors {
 		suffix, ok := strings.CutPrefix(t.Name, key+".")
 		if !ok || !isMatrixSuffix(suffix) {
 			ps.add(ForeignTensor, path, t.Name, "does not belong to the layer %s", key)
 		}
 	}
-	m, mps := readMatrix(path, key, s.header.lookup, s.header.data(f))
+	m, mps := readMatrix(path, key, tensorSource{s.header, f})
 	return s, m, append(ps, mps...)
 }
 
-// checkLayer compares a quantized layer with what the architecture expects of it.
-func (r *modelReader) checkLayer(p *part, file string, m *matrix, embedding int) {
-	round := func(n int) int { return (n + 31) &^ 31 }
-	if m.rows != p.in {
-		r.ps.add(BadShape, file, p.key, "%d input features, the configuration has %d", m.rows, p.in)
+// checkLayer compares a quantized layer with what the architecture expects of it. exllamav2 pads the output features of its
+// linear layers to a multiple of 32 and refuses to multiply with a matrix of another width.
+func (r *modelReader) checkLayer(p *part, file string, m *quant.LayerInfo, embedding int) {
+	padded := func(n int) int { return (n + 31) &^ 31 }
+	if m.Rows != p.in {
+		r.ps.add(BadShape, file, p.key, "%d input features, the configuration has %d", m.Rows, p.in)
 	}
-	if m.cols != round(p.out) && !(p.role == "lm_head" && m.cols == round(embedding)) {
-		r.ps.add(BadShape, file, p.key, "%d output features, the configuration has %d", m.cols, p.out)
+	if m.Cols != padded(p.out) && !(p.role == "lm_head" && m.Cols == padded(embedding)) {
+		r.ps.add(BadShape, file, p.key, "%d output features, want %d: the configuration has %d, padded to a multiple of 32", m.Cols, padded(p.out), p.out)
 	}
 	switch {
-	case p.bias && !m.bias:
+	case p.bias && !m.Bias:
 		r.ps.add(MissingTensor, file, p.key+".bias", "the architecture wants a bias")
-	case !p.bias && m.bias:
+	case !p.bias && m.Bias:
 		r.ps.add(ForeignTensor, file, p.key+".bias", "the architecture has no bias here, and loaders refuse it")
 	}
 }
@@ -526,7 +512,7 @@ func (r *modelReader) floatPart(p *part) []Tensor {
 		}
 		out = append(out, Tensor{
 			Name: name, DType: tensor.F16, Shape: shape, Size: size, Convert: c,
-			From: Source{Input: r.input(in), Name: t.original, DType: t.DType, Offset: t.Offset, Size: t.Size},
+			From: Source{Input: r.input(in), Name: t.original, DType: t.DType, Offset: r.source.files[t.file].header.DataStart + t.Offset, Size: t.Size},
 		})
 	}
 	return out
@@ -586,8 +572,8 @@ func (r *modelReader) similar(key string) []string {
 	return names
 }
 
-// extras lists the tensors of the vision part, prefix by prefix. Prefixes can overlap; then a name comes twice, as in the
-// original.
+// extras lists the tensors of the vision part, prefix by prefix and within a prefix in the order of the headers, as the
+// original does. Prefixes can overlap; then a name comes twice.
 func (r *modelReader) extras() []Tensor {
 	var out []Tensor
 	for _, prefix := range r.model.arch.Extras {
@@ -597,15 +583,11 @@ func (r *modelReader) extras() []Tensor {
 				continue
 			}
 			in := r.source.files[t.file].input
-			if !readable[t.DType] {
-				if !r.used[t.Name] {
-					r.ps.add(BadDType, in.Path, t.original, "dtype %s cannot be read by loaders", t.DType)
-				}
-				r.used[t.Name] = true
-				continue
+			if !readable[t.DType] && !r.used[t.Name] {
+				r.notices = append(r.notices, fmt.Sprintf("%s has the type %s, which exllamav2 cannot read; it is copied as it is", t.original, t.DType))
 			}
 			r.used[t.Name] = true
-			e := t.copied(r.input(in))
+			e := copied(t.Tensor, r.source.files[t.file].header, r.input(in))
 			e.From.Name = t.original
 			out = append(out, e)
 		}

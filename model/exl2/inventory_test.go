@@ -1,14 +1,17 @@
 package exl2
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/kiln-build/kiln/model/safetensors"
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
@@ -44,13 +47,13 @@ func editTensors(t testing.TB, path string, edit func([]rawTensor) []rawTensor) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := readHeader(path)
+	h, err := safetensors.ReadHeader(bytes.NewReader(data), int64(len(data)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var list []rawTensor
-	for _, e := range h.tensors {
-		list = append(list, rawTensor{e.Name, e.DType, append([]int64(nil), e.Shape...), append([]byte(nil), data[e.Offset:e.Offset+e.Size]...)})
+	for _, e := range h.Tensors {
+		list = append(list, rawTensor{e.Name, e.DType, slices.Clone(e.Shape), slices.Clone(data[h.DataStart+e.Offset:][:e.Size])})
 	}
 	if err := writeSafetensors(path, edit(list), false); err != nil {
 		t.Fatal(err)
@@ -160,10 +163,10 @@ func TestProblems(t *testing.T) {
 		{"dtype", "", layer(with(".q_groups", func(t *rawTensor) { t.dtype = tensor.U16 })), BadDType, "want I16"},
 		{"dimensions", "", layer(with(".q_invperm", func(t *rawTensor) { t.shape = []int64{1, t.shape[0]} })), BadShape, "1 dimensions"},
 		{"scale shape", "", layer(with(".q_scale", func(t *rawTensor) { t.shape[0], t.shape[1] = t.shape[0]*2, t.shape[1]/2 })), BadShape, "q_scale"},
-		{"seven bits", "", layer(with(".q_groups", func(t *rawTensor) { t.data[0] = 7 })), BadMatrix, "7 bits"},
-		{"first row", "", layer(with(".q_groups", func(t *rawTensor) { t.data[2] = 1 })), BadMatrix, "starts at packed row 1"},
-		{"permutation twice", "", layer(with(".q_invperm", func(t *rawTensor) { copy(t.data[4:8], t.data[:4]) })), BadMatrix, "occurs twice"},
-		{"permutation range", "", layer(with(".q_invperm", func(t *rawTensor) { t.data[3] = 0x80 })), BadMatrix, "not a row"},
+		{"seven bits", "", layer(with(".q_groups", func(t *rawTensor) { t.data[0] = 7 })), BadMatrix, "width 7"},
+		{"first row", "", layer(with(".q_groups", func(t *rawTensor) { t.data[2] = 1 })), BadMatrix, "first packed row 1"},
+		{"permutation twice", "", layer(with(".q_invperm", func(t *rawTensor) { copy(t.data[4:8], t.data[:4]) })), BadMatrix, "element 1: row"},
+		{"permutation range", "", layer(with(".q_invperm", func(t *rawTensor) { t.data[3] = 0x80 })), BadMatrix, "element 0: row -"},
 		{"input features", "", config(func(m map[string]any) { m["intermediate_size"] = 4096 }), BadShape, "4096"},
 		{"source truncated", "", func(t *testing.T, fx *fixture) {
 			paths, _ := filepath.Glob(filepath.Join(fx.model, "model-*.safetensors"))

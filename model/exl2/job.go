@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -39,7 +38,7 @@ var progressBefore = map[string]bool{
 // The job is usable if and only if there are no problems.
 func ReadJob(workDir string) (*Job, Problems) {
 	path := filepath.Join(workDir, JobFile)
-	data, err := os.ReadFile(path)
+	data, err := readSmall(path, maxJobBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, Problems{{Kind: MissingFile, File: path, Message: "no job here; this is the working directory (-o) of the converter"}}
 	}

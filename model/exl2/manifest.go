@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
+	"strings"
 	"time"
 
 	"github.com/kiln-build/kiln/model/tensor"
@@ -56,6 +56,20 @@ type NonFinite struct {
 	NaN      int64  `json:"nan,omitempty"`
 }
 
+// String says which tensor lost values, and how.
+func (n NonFinite) String() string { return n.Tensor + ": " + n.loss() }
+
+func (n NonFinite) loss() string {
+	var parts []string
+	if n.Overflow > 0 {
+		parts = append(parts, fmt.Sprintf("%d values are too large for half precision and become infinite", n.Overflow))
+	}
+	if n.NaN > 0 {
+		parts = append(parts, fmt.Sprintf("%d values are not numbers (NaN)", n.NaN))
+	}
+	return strings.Join(parts, ", ")
+}
+
 func newManifest(p *Plan, shards []*shardRecord, files map[string]string) *Manifest {
 	m := &Manifest{Schema: manifestSchema, Mode: p.Mode, Architecture: p.Architecture}
 	for i, s := range p.Shards {
@@ -90,9 +104,9 @@ func (m *Manifest) encode() ([]byte, error) {
 
 // ReadManifest reads a manifest file.
 func ReadManifest(path string) (*Manifest, error) {
-	data, err := os.ReadFile(path)
+	data, err := readSmall(path, maxManifestBytes)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read manifest %s: %w", path, err)
 	}
 	var m Manifest
 	if err := json.Unmarshal(data, &m); err != nil {

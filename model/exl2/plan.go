@@ -162,7 +162,9 @@ func (inv *Inventory) Plan(opts PlanOptions) (*Plan, error) {
 	if err := p.addShards(inv); err != nil {
 		return nil, err
 	}
-	p.addFiles(inv, opts.Skip, config)
+	if err := p.addFiles(inv, opts.Skip, config).Err(); err != nil {
+		return nil, err
+	}
 	for _, s := range p.Shards {
 		p.Bytes += s.Size
 	}
@@ -267,7 +269,7 @@ func shardName(mode Mode, i, n int) string {
 	return fmt.Sprintf("output-%05d-of-%05d.safetensors", i+1, n)
 }
 
-func (p *Plan) addFiles(inv *Inventory, skip []string, config []byte) {
+func (p *Plan) addFiles(inv *Inventory, skip []string, config []byte) (ps Problems) {
 	if skip == nil {
 		skip = defaultSkip
 	}
@@ -289,6 +291,10 @@ func (p *Plan) addFiles(inv *Inventory, skip []string, config []byte) {
 		if taken[f.name] || skipped(f.name, skip, p.Mode) {
 			continue
 		}
+		if f.err != nil {
+			ps.add(BadFile, f.input.Path, "", "%v", f.err)
+			continue
+		}
 		p.Inputs = append(p.Inputs, f.input)
 		p.Files = append(p.Files, File{Name: f.name, Action: "copy", Size: f.input.Size, Mode: f.mode, Input: len(p.Inputs) - 1})
 	}
@@ -303,6 +309,7 @@ func (p *Plan) addFiles(inv *Inventory, skip []string, config []byte) {
 		made(IndexFile, "index", p.index(), 0o644)
 	}
 	slices.SortFunc(p.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	return ps
 }
 
 // skipped applies shell patterns, which do not match a leading dot.

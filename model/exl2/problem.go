@@ -24,6 +24,8 @@ const (
 	BadPacking    Kind = "bad-packing"    // the shard limit cannot be met the way the mode demands
 	BadValue      Kind = "bad-value"      // infinity or NaN where the caller wants none
 	Mismatch      Kind = "mismatch"       // verification: content is not what was recorded
+	ForeignFile   Kind = "foreign-file"   // verification: a file that was not recorded
+	NotVerifiable Kind = "not-verifiable" // verification: there is nothing recorded to compare with
 )
 
 // Problem is one thing that stops a compile or fails a verification.

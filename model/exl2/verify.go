@@ -18,16 +18,16 @@ import (
 	"github.com/kiln-build/kiln/model/safetensors"
 )
 
-// VerifyOptions says against what a model is checked. The zero value checks it against its own manifest, if it has one,
-// and against the rules of the format.
+// VerifyOptions says against what a model is checked. The zero value checks it against the digests of its own manifest and
+// against the rules of the format. A model without digests cannot be verified, which is a problem too.
 type VerifyOptions struct {
 	// ManifestPath is the manifest; empty means the one in the folder, if there is one.
 	ManifestPath string
 	// ModelDir is the source model; if given, float tensors are converted again and compared, and so are vision tensors.
 	ModelDir string
-	// NoHash leaves the digests out: sizes and structure only.
-	NoHash bool
-	// Progress is told about bytes hashed; nil means nobody is.
+	// Structure leaves the digests out, and does not miss them: sizes and structure only.
+	Structure bool
+	// Progress is called with the bytes hashed so far; nil means not at all.
 	Progress func(Progress)
 }
 
@@ -74,6 +74,9 @@ func Verify(ctx context.Context, dir string, opts VerifyOptions) (*Report, error
 		if err := rep.checkManifest(ctx, d, m, opts); err != nil {
 			return nil, fmt.Errorf("verify %s: %w", dir, err)
 		}
+	} else if !opts.Structure {
+		rep.Problems.add(NotVerifiable, "", "", "not verifiable: there is no %s, so changed weights cannot be noticed; "+
+			"give the manifest, or check the structure only", ManifestName)
 	}
 	rep.checkIndex(d)
 	if err := rep.checkModel(ctx, d, opts); err != nil {
@@ -89,6 +92,10 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 		byFile[t.File] = append(byFile[t.File], t)
 	}
 	known := map[string]bool{}
+	if path, err := filepath.Rel(r.Dir, opts.ManifestPath); err == nil {
+		known[path] = true // the manifest does not name itself
+	}
+	undigested := 0
 	var total int64
 	for _, f := range m.Files {
 		if !filepath.IsLocal(f.Name) || filepath.Base(f.Name) != f.Name {
@@ -96,10 +103,22 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 		}
 		known[f.Name] = true
 		total += f.Size
+		if f.SHA256 == "" {
+			undigested++
+		}
+	}
+	if undigested > 0 && !opts.Structure {
+		r.Problems.add(NotVerifiable, "", "", "not verifiable: the manifest has no digests of %d files, so changes cannot be noticed; "+
+			"check the structure only", undigested)
 	}
 	for _, f := range d.index.files {
 		if name := filepath.Base(f.input.Path); !known[name] {
-			r.Problems.add(ForeignTensor, name, "", "not in the manifest; loaders read every *.safetensors file")
+			r.Problems.add(ForeignFile, name, "", "not in the manifest; loaders read every *.safetensors file")
+		}
+	}
+	for _, f := range d.others {
+		if !known[f.name] {
+			r.Problems.add(ForeignFile, f.name, "", "not in the manifest; it is no part of the model that was compiled")
 		}
 	}
 	var mu sync.Mutex
@@ -115,14 +134,14 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 		}
 	}
 	parallel(ctx, runtime.GOMAXPROCS(0), len(m.Files), func(i int) {
-		ps, tensors, err := verifyFile(ctx, r.Dir, m.Files[i], byFile[m.Files[i].Name], opts.NoHash, advance)
+		ps, tensors, err := verifyFile(ctx, r.Dir, m.Files[i], byFile[m.Files[i].Name], opts.Structure, advance)
 		mu.Lock()
 		defer mu.Unlock()
 		found[i] = ps
 		r.Files++
 		r.Tensors += tensors
 		failed = errors.Join(failed, err)
-		if !opts.NoHash {
+		if !opts.Structure {
 			r.Bytes += m.Files[i].Size
 		}
 	})
@@ -136,25 +155,22 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 }
 
 // verifyFile compares one file and its tensors with the manifest, and says how many bytes it has read on the way.
-func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []ManifestTensor, noHash bool, advance func(int64)) (ps Problems, n int, err error) {
-	f, err := os.Open(filepath.Join(dir, want.Name))
+func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []ManifestTensor, structure bool, advance func(int64)) (ps Problems, n int, err error) {
+	f, info, err := openRegular(filepath.Join(dir, want.Name))
 	if errors.Is(err, fs.ErrNotExist) {
 		ps.add(MissingFile, want.Name, "", "in the manifest, not in the folder")
 		return ps, 0, nil
 	}
 	if err != nil {
-		return nil, 0, err
+		ps.add(BadFile, want.Name, "", "%v", err)
+		return ps, 0, nil
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, 0, err
-	}
 	if info.Size() != want.Size {
 		ps.add(Mismatch, want.Name, "", "%d bytes, want %d", info.Size(), want.Size)
 		return ps, 0, nil
 	}
-	if noHash || want.SHA256 == "" {
+	if structure || want.SHA256 == "" {
 		return nil, len(tensors), nil
 	}
 	slices.SortFunc(tensors, func(a, b ManifestTensor) int {
@@ -190,11 +206,14 @@ func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []Ma
 
 // checkIndex compares an index file, if there is one, with the tensor files.
 func (r *Report) checkIndex(d *modelDir) {
-	data, err := os.ReadFile(filepath.Join(r.Dir, IndexFile))
-	if err != nil {
-		return // none
+	data, err := readSmall(filepath.Join(r.Dir, IndexFile), safetensors.MaxHeaderSize)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
 	}
-	index, err := safetensors.ParseIndex(data)
+	var index *safetensors.Index
+	if err == nil {
+		index, err = safetensors.ParseIndex(data)
+	}
 	if err != nil {
 		r.Problems.add(BadFile, IndexFile, "", "%v", err)
 		return
@@ -222,9 +241,13 @@ func (r *Report) checkIndex(d *modelDir) {
 
 // checkModel checks that the model has everything its configuration asks for.
 func (r *Report) checkModel(ctx context.Context, d *modelDir, opts VerifyOptions) error {
-	config, err := os.ReadFile(filepath.Join(r.Dir, ConfigFile))
+	config, err := readSmall(filepath.Join(r.Dir, ConfigFile), maxConfigBytes)
 	if err != nil {
-		r.Problems.add(MissingFile, ConfigFile, "", "%v", err)
+		kind := BadConfig
+		if errors.Is(err, fs.ErrNotExist) {
+			kind = MissingFile
+		}
+		r.Problems.add(kind, ConfigFile, "", "%v", err)
 		return nil
 	}
 	m, ps := parseModel(config, ConfigFile)
@@ -252,7 +275,7 @@ func (r *Report) checkModel(ctx context.Context, d *modelDir, opts VerifyOptions
 					if p.typ == partEmbedding {
 						embedding = int(t.Shape[0])
 					}
-					if got, _ := d.lookup(t.Name); got.DType != t.DType || !slices.Equal(got.Shape, t.Shape) {
+					if got, _ := d.Lookup(t.Name); got.DType != t.DType || !slices.Equal(got.Shape, t.Shape) {
 						self.ps.add(BadShape, "", t.Name, "%s %v, want %s %v", got.DType, got.Shape, t.DType, t.Shape)
 					}
 				}
@@ -262,7 +285,7 @@ func (r *Report) checkModel(ctx context.Context, d *modelDir, opts VerifyOptions
 			r.Problems = append(r.Problems, ps...)
 			if len(ps) == 0 {
 				r.Matrices++
-				self.checkLayer(p, "", mat, embedding)
+				self.checkLayer(p, "", &mat, embedding)
 			}
 		}
 	}
@@ -300,7 +323,7 @@ func (r *Report) checkSource(ctx context.Context, d *modelDir, m *model, dir str
 	a, b := make([]byte, 64<<10), make([]byte, 64<<10)
 	for i := range want {
 		t := &want[i]
-		got, ok := d.lookup(t.Name)
+		got, ok := d.Lookup(t.Name)
 		switch {
 		case !ok:
 			r.Problems.add(MissingTensor, "", t.Name, "in the source model, not here")
@@ -317,7 +340,7 @@ func (r *Report) checkSource(ctx context.Context, d *modelDir, m *model, dir str
 		if t.Convert != nil {
 			src = newConverter(f, t, maps.get(t.Convert), scratch)
 		}
-		have, err := d.open(t.Name)
+		have, err := d.Open(t.Name)
 		if err != nil {
 			return err
 		}

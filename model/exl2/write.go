@@ -348,7 +348,7 @@ func (w *writer) strict() error {
 	var ps Problems
 	for _, s := range w.shards {
 		for _, v := range s.Values {
-			ps.add(BadValue, "", v.Tensor, "%d values overflow half precision, %d are not numbers", v.Overflow, v.NaN)
+			ps.add(BadValue, "", v.Tensor, "%s", v.loss())
 		}
 	}
 	return ps.Err()
@@ -501,16 +501,12 @@ func (w *writer) publish(out string) error {
 
 // openInput opens an input and makes sure that it is the file that was planned.
 func openInput(in Input) (*os.File, error) {
-	f, err := os.Open(in.Path)
+	f, info, err := openRegular(in.Path)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", in.Path, err)
 	}
-	info, err := f.Stat()
-	if err == nil && (info.Size() != in.Size || !info.ModTime().Equal(in.ModTime)) {
-		err = fmt.Errorf("%s: %w", in.Path, ErrStale)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
+	if info.Size() != in.Size || !info.ModTime().Equal(in.ModTime) {
+		return nil, errors.Join(fmt.Errorf("%s: %w", in.Path, ErrStale), f.Close())
 	}
 	return f, nil
 }

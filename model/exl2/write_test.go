@@ -3,6 +3,7 @@ package exl2
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -306,6 +307,10 @@ func TestWriteStrict(t *testing.T) {
 	}
 	if len(res.NonFinite) == 0 || res.NonFinite[0].Overflow+res.NonFinite[0].NaN == 0 {
 		t.Errorf("values that overflow were not counted: %v", res.NonFinite)
+	}
+	want := "a.weight: 64 values are too large for half precision and become infinite, 2 values are not numbers (NaN)"
+	if got := fmt.Sprint(NonFinite{Tensor: "a.weight", Overflow: 64, NaN: 2}); got != want {
+		t.Errorf("it is shown as %q", got)
 	}
 }
 

@@ -71,6 +71,17 @@ func inspect(src Source, tensors []safetensors.Tensor, gptq GPTQOptions) []Layer
 	return layers
 }
 
+// InspectEXL2 describes one EXL2 layer whose tensors may be in several files. Like [Inspect] it checks everything that can be
+// checked without reading weights and scales.
+func InspectEXL2(src Source, key string) LayerInfo {
+	return inspectLayer(loader{src, key}, EXL2, GPTQOptions{})
+}
+
+// EXL2Suffixes are the endings of the tensors that exllamav2's converter writes for a layer, in byte order.
+func EXL2Suffixes() []string {
+	return []string{"bias", "q_groups", "q_invperm", "q_scale", "q_scale_max", "q_weight"}
+}
+
 func inspectLayer(l loader, format Format, gptq GPTQOptions) LayerInfo {
 	info := LayerInfo{Key: l.key, Format: format}
 	for _, suffix := range layerTensors[format] {
@@ -82,7 +93,7 @@ func inspectLayer(l loader, format Format, gptq GPTQOptions) LayerInfo {
 	var m *QMatrix
 	var err error
 	if format == EXL2 {
-		m, err = l.exl2Structure(Exllamav2)
+		m, err = l.exl2File()
 	} else {
 		m, err = l.gptqStructure(gptq)
 	}

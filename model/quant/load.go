@@ -87,7 +87,22 @@ type FormatError struct {
 	Tensor string // full name
 	Index  int    // of the element, counted through the whole tensor; −1 if the fault is in no single element
 	Reason string
+	Rule   Rule
 }
+
+// Rule is the kind of rule that a tensor breaks.
+type Rule uint8
+
+const (
+	// RuleShape is about the shape of a tensor, by itself or beside the others.
+	RuleShape Rule = iota
+	// RuleMissing is that there must be such a tensor.
+	RuleMissing
+	// RuleType is about the type of its elements.
+	RuleType
+	// RuleContent is about the value of an element.
+	RuleContent
+)
 
 // Error names the tensor, the element and the rule.
 func (e *FormatError) Error() string {
@@ -97,156 +112,8 @@ func (e *FormatError) Error() string {
 	return fmt.Sprintf("%s[%d]: %s", e.Tensor, e.Index, e.Reason)
 }
 
-// Limits of what is loaded.
-const (
-	maxEXL2Rows  = 1 << 16 // the format numbers rows with unsigned 16 bits
-	maxDimension = 1 << 30
-)
-
-// EXL2Options change how EXL2 tensors are read. The zero value is what exllamav2 does.
-type EXL2Options struct {
-	// Prescale is a factor on all scales, applied to q_scale_max in float32 before it is rounded. 0 means 1.
-	Prescale float32
-	// Dialect is whose rules are followed. LoRAX demands the tensor q_invperm.
-	Dialect Dialect
-}
-
-// LoadEXL2 reads the EXL2 tensors key.q_weight, key.q_groups, key.q_scale, key.q_scale_max, and where they exist
-// key.q_invperm (without it rows are in natural order) and key.bias. An empty key stands for names without a prefix.
-// A q_perm or q_group_map is not looked at, as both follow from the others.
-//
-// A missing tensor or one that breaks the format gives a *[FormatError], several of them joined where that is known
-// at once.
-func LoadEXL2(src Source, key string, opts EXL2Options) (*QMatrix, error) {
-	l := loader{src, key}
-	m, err := l.exl2Structure(opts.Dialect)
-	if err != nil {
-		return nil, err
-	}
-	if m.words, err = readWords(l, "q_weight"); err != nil {
-		return nil, err
-	}
-	if m.scaleCodes, err = readWords(l, "q_scale"); err != nil {
-		return nil, err
-	}
-	if m.scaleMax, err = l.halfs("q_scale_max"); err != nil {
-		return nil, err
-	}
-	if m.bias, err = l.bias(m.cols); err != nil {
-		return nil, err
-	}
-	prescale := opts.Prescale
-	if prescale == 0 {
-		prescale = 1
-	}
-	if i, ok := m.setScales(prescale); !ok {
-		return nil, l.bad("q_scale_max", i, "value %v with prescale %v overflows half precision", m.scaleMax[i].Float32(), prescale)
-	}
-	return m, nil
-}
-
-// exl2Structure reads what decides about the shape of the matrix: headers, group table and permutation.
-func (l loader) exl2Structure(d Dialect) (*QMatrix, error) {
-	var errs []error
-	weight := l.need(&errs, "q_weight", 2, tensor.I32)
-	groups := l.need(&errs, "q_groups", 1, tensor.I16)
-	scale := l.need(&errs, "q_scale", 2, tensor.I32)
-	scaleMax := l.need(&errs, "q_scale_max", 1, tensor.F16)
-	if _, ok := l.src.Lookup(l.name("q_invperm")); ok || d == LoRAX {
-		l.need(&errs, "q_invperm", 1, tensor.I32, tensor.I16)
-	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	packed, cols := weight[0], weight[1]
-	count := groups[0] / 2
-	switch {
-	case cols == 0 || cols%8 != 0:
-		return nil, l.bad("q_weight", -1, "%d columns: want a multiple of 8, at least 8", cols)
-	case groups[0]%2 != 0:
-		return nil, l.bad("q_groups", -1, "%d elements: want pairs of width and first packed row", groups[0])
-	case count == 0:
-		return nil, l.bad("q_groups", -1, "no groups")
-	case scale[0] != count || scale[1] != cols/8:
-		return nil, l.bad("q_scale", -1, "shape %v: want [%d %d] for %d groups and %d columns", scale, count, cols/8, count, cols)
-	case scaleMax[0] != count:
-		return nil, l.bad("q_scale_max", -1, "%d elements: want %d, one for each group", scaleMax[0], count)
-	}
-
-	m := &QMatrix{format: EXL2, cols: cols}
-	table, err := readTensor(l, "q_groups", 2, func(dst []int16, b []byte) []int16 {
-		return append(dst, int16(binary.LittleEndian.Uint16(b)))
-	})
-	if err != nil {
-		return nil, err
-	}
-	for i := range count {
-		width, start, end := int(table[2*i]), int(table[2*i+1]), packed
-		if i+1 < count {
-			end = int(table[2*i+3])
-		}
-		switch {
-		case !validWidth(width):
-			return nil, l.bad("q_groups", 2*i, "width %d: want 2, 3, 4, 5, 6 or 8", width)
-		case i > 0 && width > m.groups[i-1].Bits:
-			return nil, l.bad("q_groups", 2*i, "width %d after width %d: want descending widths", width, m.groups[i-1].Bits)
-		case i == 0 && start != 0:
-			return nil, l.bad("q_groups", 1, "first packed row %d: want 0", start)
-		case end <= start && i+1 < count:
-			return nil, l.bad("q_groups", 2*i+3, "first packed row %d after %d: want ascending rows", end, start)
-		case end <= start:
-			return nil, l.bad("q_groups", 2*i+1, "first packed row %d: q_weight has %d rows", start, packed)
-		case (end-start)%width != 0: // 32 weight rows take exactly width packed rows
-			return nil, l.bad("q_groups", 2*i, "group of %d packed rows of width %d: want a multiple of %d, for a multiple of 32 weight rows",
-				end-start, width, width)
-		}
-		g := Group{Bits: width, FirstRow: m.rows, Rows: (end - start) / width * 32}
-		m.starts = append(m.starts, start)
-		m.groups = append(m.groups, g)
-		if m.rows += g.Rows; m.rows > maxEXL2Rows {
-			return nil, l.bad("q_groups", 2*i, "more than %d weight rows up to this group", maxEXL2Rows)
-		}
-	}
-	if _, ok := l.src.Lookup(l.name("q_invperm")); ok {
-		inv, err := l.permutation("q_invperm", m.rows)
-		if err != nil {
-			return nil, err
-		}
-		m.setInvPerm(inv)
-	}
-	return m, nil
-}
-
-// permutation reads an inverse permutation of n elements.
-func (l loader) permutation(suffix string, n int) ([]int32, error) {
-	t, _ := l.src.Lookup(l.name(suffix))
-	var inv []int32
-	var err error
-	if t.DType == tensor.I16 { // narrowed for a call of exllamav2: 16 unsigned bits
-		inv, err = readTensor(l, suffix, 2, func(dst []int32, b []byte) []int32 {
-			return append(dst, int32(binary.LittleEndian.Uint16(b)))
-		})
-	} else {
-		inv, err = readTensor(l, suffix, 4, appendInt32)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if len(inv) != n {
-		return nil, l.bad(suffix, -1, "%d elements: want %d, one for each row of the groups", len(inv), n)
-	}
-	seen := make([]int32, n) // by value: index + 1 of who has it
-	for k, i := range inv {
-		if i < 0 || int(i) >= n {
-			return nil, l.bad(suffix, k, "row %d: want 0 to %d", i, n-1)
-		}
-		if seen[i] != 0 {
-			return nil, l.bad(suffix, k, "row %d: element %d has it already", i, seen[i]-1)
-		}
-		seen[i] = int32(k) + 1
-	}
-	return inv, nil
-}
+// maxDimension is the largest number of rows or columns that is loaded.
+const maxDimension = 1 << 30
 
 // ZeroPoint is how GPTQ zero points are stored.
 type ZeroPoint uint8
@@ -298,7 +165,7 @@ func LoadGPTQ(src Source, key string, opts GPTQOptions) (*QMatrix, error) {
 	if m.scales, err = l.halfs("scales"); err != nil {
 		return nil, err
 	}
-	if m.bias, err = l.bias(m.cols); err != nil {
+	if m.bias, err = l.bias(); err != nil {
 		return nil, err
 	}
 	return m, nil
@@ -342,6 +209,9 @@ func (l loader) gptqStructure(opts GPTQOptions) (*QMatrix, error) {
 		return nil, l.bad("qweight", -1, "%d packed rows: want at most %d", packed, maxDimension/32)
 	case scales[0] != count || scales[1] != cols:
 		return nil, l.bad("scales", -1, "shape %v: want [%d %d] for %d groups and %d columns", scales, count, cols, count, cols)
+	}
+	if err := l.checkBias(cols, tensor.F16, tensor.BF16, tensor.F32); err != nil {
+		return nil, err
 	}
 
 	m := &QMatrix{format: GPTQ, rows: packed * 32 / width, cols: cols, zero: opts.Zero}
@@ -405,39 +275,43 @@ func (l loader) name(suffix string) string {
 }
 
 func (l loader) bad(suffix string, index int, format string, args ...any) error {
-	return &FormatError{Tensor: l.name(suffix), Index: index, Reason: fmt.Sprintf(format, args...)}
+	e := &FormatError{Tensor: l.name(suffix), Index: index, Reason: fmt.Sprintf(format, args...)}
+	if index >= 0 {
+		e.Rule = RuleContent
+	}
+	return e
 }
 
 // need checks that there is a tensor with so many dimensions, one of the types and all its data, and returns its
 // shape. What is wrong is added to errs.
 func (l loader) need(errs *[]error, suffix string, dims int, types ...tensor.DType) []int {
-	fail := func(format string, args ...any) []int {
-		*errs = append(*errs, l.bad(suffix, -1, format, args...))
+	fail := func(rule Rule, format string, args ...any) []int {
+		*errs = append(*errs, &FormatError{Tensor: l.name(suffix), Index: -1, Reason: fmt.Sprintf(format, args...), Rule: rule})
 		return nil
 	}
 	t, ok := l.src.Lookup(l.name(suffix))
 	if !ok {
-		return fail("missing")
+		return fail(RuleMissing, "missing")
 	}
 	if !slices.Contains(types, t.DType) {
-		return fail("type %v: want %v", t.DType, types[0])
+		return fail(RuleType, "type %v: want %v", t.DType, types[0])
 	}
 	if len(t.Shape) != dims {
-		return fail("shape %v: want %d dimensions", t.Shape, dims)
+		return fail(RuleShape, "shape %v: want %d dimensions", t.Shape, dims)
 	}
 	shape := make([]int, dims)
 	for i, d := range t.Shape {
 		if d < 0 || d > maxDimension {
-			return fail("shape %v: want dimensions from 0 to %d", t.Shape, maxDimension)
+			return fail(RuleShape, "shape %v: want dimensions from 0 to %d", t.Shape, maxDimension)
 		}
 		shape[i] = int(d)
 	}
 	size, err := tensor.Size(t.DType, t.Shape)
 	if err != nil || size > math.MaxInt {
-		return fail("shape %v: too large", t.Shape)
+		return fail(RuleShape, "shape %v: too large", t.Shape)
 	}
 	if size != t.Size {
-		return fail("%d bytes: want %d for shape %v", t.Size, size, t.Shape)
+		return fail(RuleShape, "%d bytes: want %d for shape %v", t.Size, size, t.Shape)
 	}
 	return shape
 }
@@ -472,16 +346,24 @@ func (l loader) halfs(suffix string) ([]tensor.Float16, error) {
 	return out, nil
 }
 
-// bias reads the bias of n columns, or nil if there is none.
-func (l loader) bias(n int) ([]tensor.Float16, error) {
+// checkBias checks the header of the bias of n columns, if there is one.
+func (l loader) checkBias(n int, types ...tensor.DType) error {
 	if _, ok := l.src.Lookup(l.name("bias")); !ok {
-		return nil, nil
+		return nil
 	}
 	var errs []error
-	if shape := l.need(&errs, "bias", 1, tensor.F16, tensor.BF16, tensor.F32); len(errs) > 0 {
-		return nil, errs[0]
+	if shape := l.need(&errs, "bias", 1, types...); len(errs) > 0 {
+		return errs[0]
 	} else if shape[0] != n {
-		return nil, l.bad("bias", -1, "%d elements: want %d, one for each column", shape[0], n)
+		return l.bad("bias", -1, "%d elements: want %d, one for each column", shape[0], n)
+	}
+	return nil
+}
+
+// bias reads a checked bias, or returns nil if there is none.
+func (l loader) bias() ([]tensor.Float16, error) {
+	if _, ok := l.src.Lookup(l.name("bias")); !ok {
+		return nil, nil
 	}
 	return l.halfs("bias")
 }

@@ -35,7 +35,7 @@ func MixGroups(k int, shares ...Share) ([]Group, error) {
 	var groups []Group
 	first := 0
 	for i, s := range shares {
-		if !validWidth(s.Bits) || s.GroupRows <= 0 || s.GroupRows%32 != 0 || !(s.Fraction >= 0) {
+		if !validWidth(s.Bits) || s.GroupRows <= 0 || s.GroupRows%32 != 0 || s.GroupRows > maxGroupRows || !(s.Fraction >= 0) {
 			return nil, fmt.Errorf("mix groups: share %d: width %d, groups of %d rows, fraction %v", i, s.Bits, s.GroupRows, s.Fraction)
 		}
 		want := min(s.Fraction*float64(k), float64(k-first))
@@ -80,8 +80,8 @@ func QuantizeEXL2(w []float32, k, n int, spec EXL2Spec) (*QMatrix, error) {
 			return nil, fmt.Errorf("quantize: group %d has width %d: want 2, 3, 4, 5, 6 or 8", i, g.Bits)
 		case i > 0 && g.Bits > spec.Groups[i-1].Bits:
 			return nil, fmt.Errorf("quantize: group %d has width %d after width %d: want descending widths", i, g.Bits, spec.Groups[i-1].Bits)
-		case g.Rows <= 0 || g.Rows%32 != 0 || g.Rows > k-total:
-			return nil, fmt.Errorf("quantize: group %d has %d rows: want a multiple of 32, at most %d", i, g.Rows, k-total)
+		case g.Rows <= 0 || g.Rows%32 != 0 || g.Rows > min(k-total, maxGroupRows):
+			return nil, fmt.Errorf("quantize: group %d has %d rows: want a multiple of 32, at most %d", i, g.Rows, min(k-total, maxGroupRows))
 		}
 		m.groups = append(m.groups, Group{Bits: g.Bits, FirstRow: total, Rows: g.Rows})
 		m.starts = append(m.starts, packed)

@@ -55,6 +55,7 @@ type Header struct {
 	DataStart int64
 
 	byName map[string]int
+	listed []int32 // indexes of Tensors in the order of the header
 }
 
 // TruncatedError is the error for a file that ends before what it announces.
@@ -75,6 +76,15 @@ func (h *Header) Lookup(name string) (Tensor, bool) {
 		return Tensor{}, false
 	}
 	return h.Tensors[i], true
+}
+
+// InHeaderOrder returns the tensors in the order in which the header lists them, which need not be that of their data.
+func (h *Header) InHeaderOrder() []Tensor {
+	out := make([]Tensor, len(h.listed))
+	for i, at := range h.listed {
+		out[i] = h.Tensors[at]
+	}
+	return out
 }
 
 // ReadHeader reads and checks the header of a file of the given size. A file that is too
@@ -179,11 +189,19 @@ func parseHeader(text []byte) (*Header, error) {
 	if s.err != nil {
 		return nil, fmt.Errorf("header: %w", s.err)
 	}
+	names := make([]string, len(h.Tensors))
+	for i := range h.Tensors {
+		names[i] = h.Tensors[i].Name
+	}
 	slices.SortFunc(h.Tensors, func(a, b Tensor) int {
 		return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Size, b.Size), cmp.Compare(a.Name, b.Name))
 	})
 	for i := range h.Tensors {
 		h.byName[h.Tensors[i].Name] = i
+	}
+	h.listed = make([]int32, len(names))
+	for i, name := range names {
+		h.listed[i] = int32(h.byName[name])
 	}
 	return h, nil
 }

@@ -1,0 +1,107 @@
+//go:build unix
+
+package exl2
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestRefusedInputs puts something else in the place of a file. It is refused at once: opening a named pipe would wait.
+func TestRefusedInputs(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	places := map[string]func(*fixture) string{
+		"job":    func(fx *fixture) string { return filepath.Join(fx.work, JobFile) },
+		"config": func(fx *fixture) string { return filepath.Join(fx.model, ConfigFile) },
+		"layer":  func(fx *fixture) string { return fx.layer(qProj) },
+		"source": func(fx *fixture) string { return filepath.Join(fx.model, "model-00001-of-00001.safetensors") },
+		"other":  func(fx *fixture) string { return filepath.Join(fx.model, "tokenizer.json") },
+	}
+	makers := []struct {
+		name string
+		make func(path string) error
+		want string
+	}{
+		{"pipe", func(path string) error { return syscall.Mkfifo(path, 0o600) }, "is a named pipe"},
+		{"device", func(path string) error { return os.Symlink("/dev/zero", path) }, "/dev/zero, outside of its folder"},
+		{"link", func(path string) error { return os.Symlink(secret, path) }, "outside of its folder"},
+	}
+	for place, at := range places {
+		for _, m := range makers {
+			t.Run(place+" "+m.name, func(t *testing.T) {
+				fx := &fixture{Seed: 7, Arch: "LlamaForCausalLM", Limit: 1, Plain: true}
+				fx.make(t, t.TempDir())
+				path := at(fx)
+				if err := os.Remove(path); err != nil {
+					t.Fatal(err)
+				}
+				if err := m.make(path); err != nil {
+					t.Fatal(err)
+				}
+				done := make(chan error, 1)
+				go func() { done <- compileFixture(t, fx, PlanOptions{}, WriteOptions{}) }()
+				select {
+				case err := <-done:
+					if err == nil || !strings.Contains(err.Error(), path+": "+"is a") || !strings.Contains(err.Error(), m.want) {
+						t.Errorf("want %q, got %v", m.want, err)
+					}
+				case <-time.After(10 * time.Second):
+					t.Fatal("it waits")
+				}
+			})
+		}
+	}
+}
+
+// TestVerifyRefusesPipe has a pipe where the manifest names a file.
+func TestVerifyRefusesPipe(t *testing.T) {
+	fx := llama(t, t.TempDir())
+	if _, err := Write(t.Context(), planFixture(t, fx, PlanOptions{}), WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(fx.out, "tokenizer.json")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan *Report, 1)
+	go func() {
+		rep, _ := Verify(t.Context(), fx.out, VerifyOptions{})
+		done <- rep
+	}()
+	select {
+	case rep := <-done:
+		if rep == nil || !strings.Contains(rep.Problems.Error(), "tokenizer.json: is a named pipe") {
+			t.Errorf("got %+v", rep)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it waits")
+	}
+}
+
+// TestSizeLimits has files that are too large to be what they should be.
+func TestSizeLimits(t *testing.T) {
+	for name, size := range map[string]int64{JobFile: maxJobBytes, ConfigFile: maxConfigBytes} {
+		fx := &fixture{Seed: 7, Arch: "LlamaForCausalLM", Limit: 1, Plain: true}
+		fx.make(t, t.TempDir())
+		path := filepath.Join(fx.work, name)
+		if name == ConfigFile {
+			path = filepath.Join(fx.model, name)
+		}
+		if err := os.Truncate(path, size+1); err != nil { // sparse
+			t.Fatal(err)
+		}
+		if err := compileFixture(t, fx, PlanOptions{}, WriteOptions{}); err == nil || !strings.Contains(err.Error(), "is this the right file?") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -77,21 +77,19 @@ func (a Arch) compareTarget(b Arch) int {
 	return cmp.Or(a.CC().compare(b.CC()), cmp.Compare(a.Suffix, b.Suffix))
 }
 
-// embedded says whether c is one of the parts for cars, consoles and robots whose
-// machine code is exchangeable with no other GPU of the same major, in either
-// direction. From CUDA 13.2 on, code for 7.0, 8.0 and 8.6 is good for them as
-// well; not relying on that is the safe assumption.
+// embedded says whether c is one of the parts for cars, consoles and robots (Tegra).
 func (c CC) embedded() bool {
-	switch c {
-	case CC{5, 3}, CC{6, 2}, CC{7, 2}, CC{8, 7}, CC{11, 0}:
-		return true
-	}
-	return false
+	gpu, _ := Default().GPU(c)
+	return gpu.Embedded
 }
 
-// SASSRunsOn says whether the entry has machine code that runs on device: same
-// major and a minor not below the target's, but never between an embedded part
-// and the others of its major; an "a" target only on exactly its GPU.
+// SASSRunsOn says whether the entry has machine code that runs on device. The rule is that of
+// "Binary Compatibility" in NVIDIA's CUDA C++ Programming Guide: code for X.y runs on X.z if z ≥ y,
+// on desktop and server GPUs; neither among Tegra parts nor between them and others. torch 2.14
+// has the same in its table of devices. So code for 8.0 does not run on 8.7, and code for 10.1 runs
+// on 11.0, which is the same part. From CUDA 13.2 on, code for 7.0, 8.0 and 8.6 is good for Tegra
+// as well; not relying on that is the safe assumption. An "a" target runs on exactly its GPU, an
+// "f" target within its major like a plain one ("Feature Set Compiler Targets" in the same guide).
 func (a Arch) SASSRunsOn(device CC) bool {
 	if !a.SASS {
 		return false
@@ -124,6 +122,36 @@ func (a Arch) PTXRunsOn(device CC) bool {
 
 // RunsOn says whether device can use the entry, as machine code or through PTX.
 func (a Arch) RunsOn(device CC) bool { return a.SASSRunsOn(device) || a.PTXRunsOn(device) }
+
+// ParseArch reads one entry of a list, and two spellings more that binaries and indexes use:
+// "compute_90" for PTX alone, and "+ptx".
+func ParseArch(s string) (Arch, error) {
+	item := s
+	if num, ok := strings.CutPrefix(item, "compute_"); ok {
+		item = num + "-virtual"
+	}
+	if target, ok := strings.CutSuffix(item, "+ptx"); ok {
+		item = target + "+PTX"
+	}
+	a, _, err := parseItem(item)
+	if err != nil {
+		return Arch{}, fmt.Errorf("%q is not a GPU architecture such as 9.0", clip(s))
+	}
+	return a, nil
+}
+
+// NormalArch returns the one spelling in which kiln writes a GPU architecture: that of
+// [Arch.String] for NVIDIA's, and AMD's, gfx90a, as they are.
+func NormalArch(s string) (string, error) {
+	if strings.HasPrefix(s, "gfx") {
+		if err := checkGfx(s); err != nil {
+			return "", err
+		}
+		return s, nil
+	}
+	a, err := ParseArch(s)
+	return a.String(), err
+}
 
 // An ArchList is a parsed list of GPU targets. The zero value is an empty list.
 type ArchList struct {

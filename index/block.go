@@ -506,7 +506,7 @@ func (f *File) validate() error {
 	}
 	for _, a := range f.Arch {
 		if a == "" || len(a) > 40 || strings.ContainsFunc(a, func(r rune) bool {
-			return (r < '0' || r > '9') && (r < 'a' || r > 'z') && r != '.' && r != '_' && r != '+' && r != '-' && r != ':'
+			return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && r != '.' && r != '_' && r != '+' && r != '-' && r != ':'
 		}) {
 			return fmt.Errorf("architecture %q", a)
 		}

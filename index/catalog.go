@@ -89,7 +89,8 @@ type File struct {
 	// the file was built, or says it wrong. See [File.Built].
 	Coordinates Coordinates
 
-	// Arch are the GPU architectures in the file, such as "80" or "gfx90a".
+	// Arch are the GPU architectures in the file as package compat writes them, such as "8.0",
+	// "9.0+PTX" or "gfx90a".
 	Arch []string
 
 	// Audit is what a look into the wheel found, if there was one.

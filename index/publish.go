@@ -23,6 +23,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -207,7 +208,7 @@ func listed(f *File, config *Config, now time.Time) (c candidate, err error) {
 		return c, err
 	}
 	c.display = c.project
-	if err := f.validate(); err != nil {
+	if err := errors.Join(f.normalizeArch(), f.validate()); err != nil {
 		return c, err
 	}
 	if f.Base == "" {
@@ -544,7 +545,25 @@ func inspect(ctx context.Context, n *NewFile, config *Config, opts *PublishOptio
 		}
 	}
 	cache.put(name, info, c.file.SHA256)
+	if err := c.file.normalizeArch(); err != nil {
+		return nil, err
+	}
 	return c, c.file.validate()
+}
+
+// normalizeArch writes the architectures of a file in kiln's spelling.
+func (f *File) normalizeArch() error {
+	list := make([]string, len(f.Arch))
+	for i, a := range f.Arch {
+		var err error
+		if list[i], err = compat.NormalArch(a); err != nil {
+			return err
+		}
+	}
+	if len(list) > 0 {
+		f.Arch = list
+	}
+	return nil
 }
 
 // native reports whether the file is a wheel for certain platforms.

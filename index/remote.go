@@ -213,6 +213,9 @@ func parseJSONPage(body []byte, base *url.URL) ([]*File, error) {
 	var files []*File
 	for _, in := range page.Files {
 		f := &File{Filename: in.Filename, Size: in.Size, RequiresPython: in.RequiresPython, Arch: in.Kiln.Arch}
+		if f.normalizeArch() != nil {
+			f.Arch = nil // of another program: not known excludes nothing
+		}
 		if in.Kiln.validate() == nil { // what is not understood, the label says
 			f.Coordinates = in.Kiln.Coordinates
 		}

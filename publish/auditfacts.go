@@ -62,15 +62,8 @@ func (a *Audits) recorded(dir, sum string) *audit.Report {
 }
 
 // auditFacts is what an index stores of a report: the GPU architectures that all libraries of the
-// wheel have code for, in the spelling of the index (80, 90a, 120+ptx, gfx90a), and in short what is
-// wrong, and what was looked at and is right.
+// wheel have code for, and in short what is wrong, and what was looked at and is right.
 func auditFacts(r *audit.Report) (archs []string, out []index.AuditResult) {
-	for arch := range strings.FieldsSeq(strings.ToLower(r.Archs())) {
-		if !strings.HasPrefix(arch, "gfx") {
-			arch = strings.ReplaceAll(arch, ".", "")
-		}
-		archs = append(archs, arch)
-	}
 	add := func(check, result, detail string) {
 		if len(out) < index.MaxAuditResults {
 			out = append(out, index.AuditResult{Check: oneLine(check), Result: result, Detail: oneLine(detail)})
@@ -110,7 +103,7 @@ func auditFacts(r *audit.Report) (archs []string, out []index.AuditResult) {
 	if archs := r.Archs(); archs != "" && clean(audit.RuleArchMissing, audit.RuleArchUnreachable, audit.RuleArchUneven, audit.RuleGPUCode, audit.RuleNothingToRunOnGPU) {
 		add("GPU code", "pass", archs)
 	}
-	return archs, out
+	return strings.Fields(r.Archs()), out
 }
 
 // oneLine makes a text of foreign names fit for the index.

@@ -75,7 +75,7 @@ func TestIndexAudit(t *testing.T) {
 	if page := read("project", "demo-ext", rebuilt, "index.html"); strings.Contains(page, "torch 2.9.1") || !strings.Contains(page, audit.RuleNoNative) {
 		t.Error("a record of other bytes was used, or the wheel was not looked at")
 	}
-	if catalog := read("catalog.json"); !strings.Contains(catalog, `"sm":["80","90a","120+ptx"]`) {
+	if catalog := read("catalog.json"); !strings.Contains(catalog, `"sm":["8.0","9.0a","12.0+PTX"]`) {
 		t.Errorf("catalog.json: %s", catalog)
 	}
 	// A new process reads it back, and publishing again changes nothing.

@@ -102,7 +102,7 @@ func (a *app) updateWeb(ctx context.Context, store *index.Store, name string, wa
 	if err := w.begin(name); err != nil {
 		return err
 	}
-	opts := web.Options{GPUName: gpuName, Log: a.log}
+	opts := web.Options{Log: a.log}
 	if !all && w.old.Revision == w.now.Revision {
 		opts.Skip = w.unchanged
 	}

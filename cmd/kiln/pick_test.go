@@ -197,7 +197,7 @@ func TestPickOutput(t *testing.T) {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 	out, _, err = run(pickFlags{machine: machine, gpus: []string{"7.0"}})
-	if out != "" || !errors.As(err, new(rowsFailedError)) || !strings.Contains(err.Error(), "has no code for 7.0; it has 80, 90") {
+	if out != "" || !errors.As(err, new(rowsFailedError)) || !strings.Contains(err.Error(), "has no code for 7.0; it has 8.0, 9.0") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, _, err = run(pickFlags{machine: machine, asJSON: true})

@@ -17,7 +17,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/index/web"
@@ -201,7 +200,7 @@ func (a *app) serverOptions(f serveFlags) (opts serve.Options, closeLog func(), 
 	if opts.Tokens, err = f.openTokens(); err != nil {
 		return opts, closeLog, err
 	}
-	if opts.Pages, err = web.Maker(web.Options{BaseURL: f.baseURL, Title: f.title, GPUName: gpuName, Log: a.log}); err != nil {
+	if opts.Pages, err = web.Maker(web.Options{BaseURL: f.baseURL, Title: f.title, Log: a.log}); err != nil {
 		return opts, closeLog, err
 	}
 	var out io.Writer
@@ -250,24 +249,6 @@ func visibleAddr(addr net.Addr) string {
 		return fmt.Sprintf("localhost:%d", tcp.Port)
 	}
 	return tcp.String()
-}
-
-// gpuName says what an architecture such as 90 or 90a is called.
-func gpuName(arch string) string {
-	digits := strings.TrimRight(strings.TrimSuffix(strings.ToLower(arch), "+ptx"), "af")
-	digits = strings.ReplaceAll(digits, ".", "")
-	if len(digits) < 2 || strings.Trim(digits, "0123456789") != "" {
-		return ""
-	}
-	cc, err := compat.ParseCC(digits[:len(digits)-1] + "." + digits[len(digits)-1:])
-	if err != nil {
-		return ""
-	}
-	gpu, ok := compat.Default().GPU(cc)
-	if !ok {
-		return ""
-	}
-	return gpu.Family
 }
 
 // certificate reads a key pair and reads it again when the file changes.

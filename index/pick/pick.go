@@ -191,8 +191,8 @@ type judge struct {
 	tags       map[wheel.Tag]int // nil if the interpreter is not known
 	python     wheel.Version
 	torchMinor string
-	platforms  []string // nil if the platform is not known
-	driver     minorVersion
+	platforms  []string      // nil if the platform is not known
+	driver     wheel.Version // newest CUDA of the driver; zero if not known
 }
 
 func newJudge(m Machine, opts Options) (*judge, error) {
@@ -202,12 +202,10 @@ func newJudge(m Machine, opts Options) (*judge, error) {
 		if j.python, err = wheel.ParseVersion(m.Python); err != nil {
 			return nil, fmt.Errorf("python: %w", err)
 		}
-		release := j.python.Release()
-		if len(release) < 2 {
+		if len(j.python.Release()) < 2 {
 			return nil, fmt.Errorf("python %q: give a minor version too, such as 3.12", m.Python)
 		}
-		j.in.Major, _ = strconv.Atoi(release[0])
-		j.in.Minor, _ = strconv.Atoi(release[1])
+		j.in.Major, j.in.Minor = number(j.python, 0), number(j.python, 1)
 		j.in.FreeThreaded = m.FreeThreaded
 	}
 	if m.Torch != "" {
@@ -215,19 +213,14 @@ func newJudge(m Machine, opts Options) (*judge, error) {
 		if err != nil {
 			return nil, fmt.Errorf("torch: %w", err)
 		}
-		j.torchMinor = minorOf(v)
+		j.torchMinor = compat.Minor(v.Base())
 		if v.Local() != "" && m.TorchCUDA == "" && m.TorchROCm == "" {
-			t := index.ParseLabel(v.Local()).Toolkit
-			if c, ok := parseCUDATag(t); ok {
-				j.m.TorchCUDA = c.String()
-			} else if rocm, ok := strings.CutPrefix(t, "rocm"); ok {
-				j.m.TorchROCm = rocm
-			}
+			j.m.TorchCUDA, j.m.TorchROCm = compat.ParseToolkitTag(index.ParseLabel(v.Local()).Toolkit)
 		}
 	}
 	if m.DriverCUDA != "" {
 		var ok bool
-		if j.driver, ok = parseMinor(m.DriverCUDA); !ok {
+		if j.driver, ok = parseVersion(m.DriverCUDA); !ok {
 			return nil, fmt.Errorf("CUDA of the driver: %q is no version such as 12.8", m.DriverCUDA)
 		}
 	}
@@ -279,11 +272,11 @@ func (j *judge) setPlatform() error {
 		if v.text == "" {
 			continue
 		}
-		c, ok := parseMinor(v.text)
+		version, ok := parseVersion(v.text)
 		if !ok {
 			return fmt.Errorf("%s %q: give a version such as 2.39", v.what, v.text)
 		}
-		*v.to = wheel.PlatformVersion{Major: c.major, Minor: c.minor}
+		*v.to = wheel.PlatformVersion{Major: number(version, 0), Minor: number(version, 1)}
 	}
 	switch {
 	case p.OS == "linux" && m.Glibc == "" && m.Musl == "":
@@ -485,17 +478,15 @@ func (j *judge) judgeTorch(c *Choice, f *index.File, miss func(string, string, .
 	newest := slices.MaxFunc(c.Built.Torch, func(a, b string) int { return compareMinor(a, b) })
 	if j.torchMinor == "" {
 		// With none installed any will do, the newest best.
-		if v, ok := parseMinor(newest); ok {
-			c.torch = v.major*1000 + v.minor
+		if v, ok := parseVersion(newest); ok {
+			c.torch = number(v, 0)*1000 + number(v, 1)
 		}
 		c.Notes = append(c.Notes, "torch "+newest+" has to be installed with it")
 		return
 	}
 	if !slices.Contains(c.Built.Torch, j.torchMinor) {
 		miss("torch", "was built for torch %s, this has %s", strings.Join(c.Built.Torch, ", "), j.m.Torch)
-		if v, ok := parseMinor(newest); ok {
-			c.torch = -distance(v, j.torchMinor)
-		}
+		c.torch = -distance(newest, j.torchMinor)
 		return
 	}
 	if abi := labelABI(f.Version().Local()); abi != "" && j.m.TorchABI != "" && abi != j.m.TorchABI {
@@ -504,19 +495,20 @@ func (j *judge) judgeTorch(c *Choice, f *index.File, miss func(string, string, .
 }
 
 // distance is how many minor versions lie between two, for ordering near misses.
-func distance(v minorVersion, minor string) int {
-	w, ok := parseMinor(minor)
-	if !ok {
+func distance(a, b string) int {
+	v, ok := parseVersion(a)
+	w, ok2 := parseVersion(b)
+	if !ok || !ok2 {
 		return 0
 	}
-	d := (v.major-w.major)*100 + v.minor - w.minor
+	d := (number(v, 0)-number(w, 0))*100 + number(v, 1) - number(w, 1)
 	return max(d, -d)
 }
 
 func compareMinor(a, b string) int {
-	va, _ := parseMinor(a)
-	vb, _ := parseMinor(b)
-	return va.compare(vb)
+	va, _ := parseVersion(a)
+	vb, _ := parseVersion(b)
+	return va.Compare(vb)
 }
 
 // labelABI returns what a label such as cu12torch2.8cxx11abitrue says of the C++ ABI.
@@ -539,9 +531,10 @@ func (j *judge) judgeToolkit(c *Choice, f *index.File, miss func(string, string,
 		return
 	}
 	exact, version := 0, 0
-	if cuda, ok := parseCUDATag(toolkit); ok {
-		exact, version = j.judgeCUDA(c, f, cuda, miss)
-	} else if rocm, ok := strings.CutPrefix(toolkit, "rocm"); ok {
+	cuda, rocm := compat.ParseToolkitTag(toolkit)
+	if v, ok := parseVersion(cuda); ok {
+		exact, version = j.judgeCUDA(c, f, v, miss)
+	} else if rocm != "" {
 		exact = j.judgeROCm(c, f, rocm, miss)
 	} else if toolkit == "cpu" {
 		if j.m.Toolkit == "" && (j.m.TorchCUDA != "" || j.m.TorchROCm != "") {
@@ -558,17 +551,18 @@ func (j *judge) judgeToolkit(c *Choice, f *index.File, miss func(string, string,
 	c.rank = []int{exact, full, c.torch, version}
 }
 
-func (j *judge) judgeCUDA(c *Choice, f *index.File, cuda minorVersion, miss func(string, string, ...any)) (exact, version int) {
-	version = cuda.major*100 + cuda.minor
-	torch, hasTorch := parseMinor(j.m.TorchCUDA)
+func (j *judge) judgeCUDA(c *Choice, f *index.File, cuda wheel.Version, miss func(string, string, ...any)) (exact, version int) {
+	major, minor := number(cuda, 0), number(cuda, 1)
+	version = major*100 + minor
+	torch, hasTorch := parseVersion(j.m.TorchCUDA)
 	switch {
-	case hasTorch && cuda.major != torch.major:
+	case hasTorch && major != number(torch, 0):
 		miss("toolkit", "was built for CUDA %s, the installed torch has %s", cuda, torch)
-	case hasTorch && cuda == torch:
+	case hasTorch && cuda.Equal(torch):
 		exact = 1
-	case hasTorch && !cuda.majorOnly:
+	case hasTorch && len(cuda.Release()) > 1:
 		c.Notes = append(c.Notes, fmt.Sprintf("built for CUDA %s, the installed torch has %s: usually works within one major version", cuda, torch))
-		version = -max(cuda.minor-torch.minor, torch.minor-cuda.minor)
+		version = -distance(cuda.String(), torch.String())
 	case j.m.TorchROCm != "":
 		miss("accelerator", "was built for CUDA %s, the installed torch has ROCm %s", cuda, j.m.TorchROCm)
 	case j.m.Torch != "" && !hasTorch && j.m.Toolkit == "" && j.torchIsCPU():
@@ -576,17 +570,17 @@ func (j *judge) judgeCUDA(c *Choice, f *index.File, cuda minorVersion, miss func
 	}
 	if j.m.NoDriver {
 		if !hasTorch && j.m.Toolkit == "" {
-			miss("driver", "needs an NVIDIA driver for CUDA %d, this machine has none", cuda.major)
+			miss("driver", "needs an NVIDIA driver for CUDA %d, this machine has none", major)
 		} else {
 			c.Notes = append(c.Notes, "this machine has no NVIDIA driver; it will not run here")
 		}
 		return exact, version
 	}
-	if j.driver != (minorVersion{}) && cuda.major > j.driver.major {
-		miss("driver", "needs a driver for CUDA %d, this one%s runs CUDA up to %s", cuda.major, j.driverName(), j.driver)
+	if !j.driver.IsZero() && major > number(j.driver, 0) {
+		miss("driver", "needs a driver for CUDA %d, this one%s runs CUDA up to %s", major, j.driverName(), j.driver)
 		return exact, version
 	}
-	newer := j.driver != (minorVersion{}) && cuda.compare(j.driver) > 0
+	newer := !j.driver.IsZero() && cuda.Compare(j.driver) > 0
 	if newer && !hasTorch {
 		version = -version // the newest the driver has in full comes first
 	}
@@ -616,7 +610,7 @@ func (j *judge) judgeROCm(c *Choice, f *index.File, rocm string, miss func(strin
 		miss("toolkit", "was built for ROCm %s, the installed torch has %s", rocm, j.m.TorchROCm)
 		return 0
 	case j.m.TorchROCm == "" && j.m.Toolkit == "" && !slices.ContainsFunc(j.m.GPUs, func(g GPU) bool { return strings.HasPrefix(g.Arch, "gfx") }) &&
-		(len(j.m.GPUs) > 0 || j.m.NoDriver || j.driver != (minorVersion{})):
+		(len(j.m.GPUs) > 0 || j.m.NoDriver || !j.driver.IsZero()):
 		miss("accelerator", "was built for ROCm, this machine has no AMD GPU")
 		return 0
 	}
@@ -630,9 +624,9 @@ func (j *judge) judgeROCm(c *Choice, f *index.File, rocm string, miss func(strin
 }
 
 func sameMinor(a, b string) bool {
-	va, ok := parseMinor(a)
-	vb, ok2 := parseMinor(b)
-	return ok && ok2 && va == vb
+	va, ok := parseVersion(a)
+	vb, ok2 := parseVersion(b)
+	return ok && ok2 && va.Equal(vb)
 }
 
 // judgeGPUs looks for code for every GPU. newer says that the file's CUDA is newer than the
@@ -642,14 +636,14 @@ func (j *judge) judgeGPUs(c *Choice, archs []string, newer bool, miss func(strin
 		return
 	}
 	for _, g := range j.m.GPUs {
-		cc, ok := parseMinor(g.Arch)
-		if !ok {
+		cc, err := compat.ParseCC(g.Arch)
+		if err != nil {
 			continue
 		}
 		sass, ptx := false, false
 		for _, a := range archs {
-			s, p := archRuns(a, cc)
-			sass, ptx = sass || s, ptx || p
+			arch, _ := compat.ParseArch(a) // what is none runs nowhere
+			sass, ptx = sass || arch.SASSRunsOn(cc), ptx || arch.PTXRunsOn(cc)
 		}
 		name := g.Arch
 		if g.Name != "" {
@@ -667,86 +661,18 @@ func (j *judge) judgeGPUs(c *Choice, archs []string, newer bool, miss func(strin
 	}
 }
 
-// archRuns reports whether code for an architecture runs on a device as it is (sass) or after
-// compiling its PTX. Architectures are spelled "90", "9.0", "sm_90", "90a", "100f", "90+PTX",
-// "compute_90".
-func archRuns(arch string, device minorVersion) (sass, ptx bool) {
-	arch = strings.ToLower(arch)
-	arch, hasPTX := strings.CutSuffix(arch, "+ptx")
-	if rest, ok := strings.CutPrefix(arch, "compute_"); ok {
-		arch, hasPTX = rest, true
-	} else {
-		arch = strings.TrimPrefix(arch, "sm_")
-		sass = true
-	}
-	exact := strings.HasSuffix(arch, "a")
-	family := strings.HasSuffix(arch, "f")
-	arch = strings.TrimRight(arch, "af")
-	code, ok := parseMinor(arch)
-	if !ok || !strings.Contains(arch, ".") {
-		if len(arch) < 2 || strings.Trim(arch, "0123456789") != "" {
-			return false, false
-		}
-		code, ok = parseMinor(arch[:len(arch)-1] + "." + arch[len(arch)-1:])
-	}
-	if !ok {
-		return false, false
-	}
-	switch {
-	case exact:
-		return sass && code == device, hasPTX && code == device
-	case family:
-		return sass && code.major == device.major && code.minor <= device.minor, hasPTX && code.major == device.major && code.minor <= device.minor
-	}
-	return sass && code.major == device.major && code.minor <= device.minor, hasPTX && code.compare(device) <= 0
+// parseVersion reads "12.8", "12.8.1", of which the last part does not count, or "12".
+func parseVersion(s string) (wheel.Version, bool) {
+	v, err := wheel.ParseVersion(compat.Minor(s))
+	return v, err == nil
 }
 
-// minorVersion is a version of two numbers: of CUDA, torch, glibc, or a compute capability.
-type minorVersion struct {
-	major, minor int
-	majorOnly    bool
-}
-
-func (v minorVersion) String() string {
-	if v.majorOnly {
-		return strconv.Itoa(v.major)
-	}
-	return fmt.Sprintf("%d.%d", v.major, v.minor)
-}
-
-func (v minorVersion) compare(w minorVersion) int {
-	if v.majorOnly || w.majorOnly {
-		return cmp.Compare(v.major, w.major)
-	}
-	return cmp.Or(cmp.Compare(v.major, w.major), cmp.Compare(v.minor, w.minor))
-}
-
-// parseMinor reads "12.8", "12.8.1" or "12".
-func parseMinor(s string) (minorVersion, bool) {
-	major, rest, hasMinor := strings.Cut(s, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	a, err := strconv.ParseUint(major, 10, 16)
-	if err != nil {
-		return minorVersion{}, false
-	}
-	if !hasMinor {
-		return minorVersion{major: int(a), majorOnly: true}, true
-	}
-	b, err := strconv.ParseUint(minor, 10, 16)
-	return minorVersion{major: int(a), minor: int(b)}, err == nil
-}
-
-// parseCUDATag reads "cu128", or "cu12" where only the major is known.
-func parseCUDATag(tag string) (minorVersion, bool) {
-	cuda, _ := compat.ParseToolkitTag(tag)
-	return parseMinor(cuda)
-}
-
-// minorOf returns "2.9" for 2.9.0+cu128.
-func minorOf(v wheel.Version) string {
+// number returns a part of a version as a number, 0 if the version has fewer.
+func number(v wheel.Version, part int) int {
 	r := v.Release()
-	if len(r) < 2 {
-		return r[0] + ".0"
+	if part >= len(r) {
+		return 0
 	}
-	return r[0] + "." + r[1]
+	n, _ := strconv.Atoi(r[part])
+	return n
 }

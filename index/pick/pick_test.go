@@ -276,3 +276,46 @@ func FuzzRemotePage(f *testing.F) {
 type transport func(*http.Request) (*http.Response, error)
 
 func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestPickGPU: which code runs on which GPU is compat's to know. Tegra parts (8.7, 11.0) run no code of
+// desktop GPUs, and 10.1 is the name that 11.0 had before CUDA 13.
+func TestPickGPU(t *testing.T) {
+	for _, test := range []struct {
+		archs, gpu string
+		want       string // "fits", "note" or "gpu"
+	}{
+		{"8.0", "8.7", "gpu"},
+		{"8.0 8.6", "8.8", "gpu"},
+		{"8.7", "8.7", "fits"},
+		{"7.0", "7.2", "gpu"},
+		{"8.0+PTX", "8.7", "note"},
+		{"10.1", "11.0", "fits"},
+		{"11.0", "10.1", "fits"},
+		{"10.0", "11.0", "gpu"},
+		{"8.0", "8.6", "fits"},
+		{"8.6", "8.0", "gpu"},
+		{"9.0a+PTX", "10.0", "gpu"},
+		{"10.0f", "10.3", "fits"},
+		{"10.0f-virtual", "12.0", "gpu"},
+		{"9.0-virtual", "12.0", "note"},
+		{"sm_90 compute_90", "12.0", "note"},
+		{"90+ptx", "9.0", "fits"},
+		{"nonsense", "9.0", "gpu"},
+	} {
+		machine := on(func(m *pick.Machine) { m.GPUs = []pick.GPU{{Arch: test.gpu}} })
+		f := pickFile("fa-1+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl", archs(strings.Fields(test.archs)...))
+		got, err := pick.Rank([]*index.File{f}, machine, pick.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		result := "fits"
+		if best := got.Best(); best == nil {
+			result = got.Near[0].Misses[0].Kind
+		} else if len(best.Notes) > 0 {
+			result = "note"
+		}
+		if result != test.want {
+			t.Errorf("code for %s on %s: %s, want %s", test.archs, test.gpu, result, test.want)
+		}
+	}
+}

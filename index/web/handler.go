@@ -14,6 +14,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/wheel"
 )
 
 // policy lets a page use nothing but its own style sheet, script and pictures.
@@ -185,12 +186,12 @@ func (h *handler) redirect(path string, query url.Values) (string, bool) {
 	case path == "/project/":
 		return "../", true
 	case path == "/pick/" && query.Get("package") != "":
-		if p := h.pages.catalog.Project(normalize(query.Get("package"))); p != nil {
+		if p := h.pages.catalog.Project(wheel.NormalizeName(query.Get("package"))); p != nil {
 			return "../project/" + p.Name + "/", true
 		}
 	case strings.HasPrefix(path, "/project/"):
 		parts := strings.Split(strings.TrimPrefix(path, "/project/"), "/")
-		p := h.pages.catalog.Project(normalize(parts[0]))
+		p := h.pages.catalog.Project(wheel.NormalizeName(parts[0]))
 		if p == nil || len(parts) > 3 {
 			return "", false
 		}
@@ -206,11 +207,6 @@ func (h *handler) redirect(path string, query url.Values) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-// normalize is PEP 503.
-func normalize(name string) string {
-	return strings.Join(strings.FieldsFunc(strings.ToLower(name), func(r rune) bool { return r == '-' || r == '_' || r == '.' }), "-")
 }
 
 // page makes a page, or takes it from those made before.

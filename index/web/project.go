@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
 )
 
@@ -524,24 +525,30 @@ func (p *pages) file(base string, project *index.Project, f *index.File) ([]byte
 		data.Lines, data.Torch, data.View = &lines, torchLine(builds[0]), builds[0].view
 	}
 	for _, a := range f.Arch {
-		d := archDetail{Arch: a, Name: archName(a)}
-		if p.opts.GPUName != nil {
-			d.GPU = p.opts.GPUName(a)
-		}
-		data.Arch = append(data.Arch, d)
+		data.Arch = append(data.Arch, newArchDetail(a))
 	}
 	return p.site.execute("file.html", data)
 }
 
-// archName writes an architecture as people do: "sm_90", "compute_90 (PTX)".
-func archName(arch string) string {
-	if strings.HasPrefix(arch, "gfx") || strings.Contains(arch, "_") {
-		return arch
+// newArchDetail describes an architecture as people do: "sm_90 and PTX", of Hopper.
+func newArchDetail(text string) archDetail {
+	d := archDetail{Arch: text, Name: text}
+	arch, err := compat.ParseArch(text)
+	if err != nil {
+		return d // AMD's
 	}
-	if a, ok := strings.CutSuffix(strings.ToUpper(arch), "+PTX"); ok {
-		return "sm_" + strings.ToLower(strings.ReplaceAll(a, ".", "")) + " and PTX"
+	number := strings.ReplaceAll(arch.Target(), ".", "")
+	switch {
+	case arch.SASS && arch.PTX:
+		d.Name = "sm_" + number + " and PTX"
+	case arch.SASS:
+		d.Name = "sm_" + number
+	default:
+		d.Name = "compute_" + number + " (PTX)"
 	}
-	return "sm_" + strings.ReplaceAll(arch, ".", "")
+	gpu, _ := compat.Default().GPU(arch.CC())
+	d.GPU = gpu.Family
+	return d
 }
 
 func platformNeeds(tag string) string {

@@ -39,8 +39,6 @@ type Options struct {
 	BaseURL string
 	// Title is the name of the index. Default "kiln index".
 	Title string
-	// GPUName, if not nil, returns what an architecture such as "90" is called, or "".
-	GPUName func(arch string) string
 	// Skip, if not nil, tells [Render] to leave out the pages of a project, because they are
 	// there already. Nothing else that is shown depends on it.
 	Skip func(p *index.Project) bool

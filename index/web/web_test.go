@@ -101,8 +101,7 @@ func testCatalog() *index.Catalog {
 
 func testOptions() web.Options {
 	return web.Options{
-		Title:   "Example wheels",
-		GPUName: func(arch string) string { return map[string]string{"90": "Hopper", "80": "Ampere"}[arch] },
+		Title: "Example wheels",
 	}
 }
 

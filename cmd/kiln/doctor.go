@@ -73,11 +73,11 @@ The exit code is 1 if something is wrong, or if an ability named with --need is 
 				if strings.TrimSpace(text) == "" {
 					return errors.New("nothing to explain: give the error text as an argument or on standard input")
 				}
-				found := machine.Probe(cmd.Context(), machine.Local(os.Environ()), opts)
+				found := machine.Probe(cmd.Context(), a.host(), opts)
 				return a.explain(text, found, asJSON)
 			}
 			began := time.Now()
-			found := machine.Probe(cmd.Context(), machine.Local(os.Environ()), opts)
+			found := machine.Probe(cmd.Context(), a.host(), opts)
 			report := machine.Examine(found, compat.Default())
 			if asJSON {
 				err = a.printJSON(report)

@@ -5,16 +5,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
-	"runtime"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,6 +16,7 @@ import (
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/pick"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -62,7 +55,7 @@ found, to answer for another machine; with --no-probe they are all that is known
 	flags.BoolVar(&f.explain, "explain", false, "list what fits and the near misses with one reason each")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	flags.BoolVar(&f.pre, "pre", false, "accept pre-releases")
-	flags.StringVar(&f.interpreter, "interpreter", "", "Python `program` to ask (default: python3 or python on PATH)")
+	flags.StringVar(&f.interpreter, "interpreter", "", "Python `program` to ask (default: that of the active environment, else python3 or python on PATH)")
 	flags.BoolVar(&f.noProbe, "no-probe", false, "do not look at this machine")
 	flags.StringVar(&f.machineFile, "machine", "", "`file` with the \"machine\" of kiln pick --json on another machine, or - for standard input")
 	flags.StringVar(&f.machine.OS, "os", "", "`system`: linux, windows or macos")
@@ -99,22 +92,22 @@ func (a *app) pick(ctx context.Context, arg string, f pickFlags) error {
 	if req.URL != "" || req.Marker != "" || len(req.Extras) > 0 {
 		return fmt.Errorf("%q: give a package and at most a version specifier, such as flash-attn==2.8.3", arg)
 	}
-	machine, err := a.pickMachine(ctx, f)
+	target, err := a.pickMachine(ctx, f)
 	if err != nil {
 		return err
 	}
-	files, simpleURL, err := a.pickFiles(ctx, f.index, req.Name)
+	files, simpleURL, err := pick.Files(ctx, f.index, req.Name, a.log)
 	if err != nil {
 		return err
 	}
-	picked, err := pick.Rank(files, machine, pick.Options{Specifier: req.Specifier, Prereleases: f.pre})
+	picked, err := pick.Rank(files, target, pick.Options{Specifier: req.Specifier, Prereleases: f.pre})
 	if err != nil {
 		return err
 	}
-	result := pickResult{Project: req.Name, Index: f.index, Machine: machine, Best: picked.Best(), Result: picked}
+	result := pickResult{Project: req.Name, Index: f.index, Machine: target, Best: picked.Best(), Result: picked}
 	if best := result.Best; best != nil {
 		torch := ""
-		if v, err := wheel.ParseVersion(machine.Torch); err == nil {
+		if v, err := wheel.ParseVersion(target.Torch); err == nil {
 			torch = compat.Minor(v.Public())
 		}
 		simple := simpleURL(best.Built, torch)
@@ -208,49 +201,6 @@ func describeMachine(m pick.Machine) string {
 	return strings.Join(parts, ", ")
 }
 
-// pickFiles reads the files of a project from a URL or folder. The function returns the
-// repository from which to install a build.
-func (a *app) pickFiles(ctx context.Context, where, project string) ([]*index.File, func(index.Coordinates, string) string, error) {
-	if strings.Contains(where, "://") {
-		remote, err := index.OpenRemote(ctx, &http.Client{Timeout: 2 * time.Minute}, where)
-		if err != nil {
-			return nil, nil, err
-		}
-		files, err := remote.Files(ctx, project)
-		return files, remote.SimpleURL, err
-	}
-	if info, err := os.Stat(where); err != nil {
-		return nil, nil, fmt.Errorf("index: %w", err)
-	} else if !info.IsDir() {
-		return nil, nil, fmt.Errorf("index %s: neither a URL nor a folder", where)
-	}
-	store, err := index.Open(where, index.StoreOptions{Log: a.log})
-	if err != nil {
-		return nil, nil, err
-	}
-	catalog, err := store.Catalog(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	files, ok := catalog.View("all").Files(project)
-	if !ok {
-		return nil, nil, fmt.Errorf("%s in %s: %w", project, where, index.ErrNoProject)
-	}
-	abs, err := filepath.Abs(where)
-	if err != nil {
-		return nil, nil, err
-	}
-	base := "file://" + filepath.ToSlash(abs) + "/"
-	return files, func(c index.Coordinates, torch string) string {
-		for _, t := range append([]string{torch}, c.Torch...) {
-			if path := c.Toolkit + "/torch" + t; catalog.View(path) != nil {
-				return base + path + "/simple/"
-			}
-		}
-		return base + "all/simple/"
-	}, nil
-}
-
 // pickMachine probes the machine and applies the flags.
 func (a *app) pickMachine(ctx context.Context, f pickFlags) (pick.Machine, error) {
 	var m pick.Machine
@@ -270,13 +220,36 @@ func (a *app) pickMachine(ctx context.Context, f pickFlags) (pick.Machine, error
 		} else if err != nil {
 			return m, fmt.Errorf("--machine: %w", err)
 		}
+		m.TorchABI = cmp.Or(m.TorchABI, machine.TorchABI(compat.Default(), m.Torch, m.TorchCUDA, m.TorchROCm, m.OS))
 	case !f.noProbe:
 		ctx, cancel := context.WithTimeout(ctx, probeTime)
 		defer cancel()
-		p := prober{run: runCommand, readFile: os.ReadFile, glob: filepath.Glob, goos: runtime.GOOS, goarch: runtime.GOARCH}
-		m = p.machine(ctx, f.interpreter)
+		m = forPick(machine.Probe(ctx, a.host(), machine.ProbeOptions{Python: f.interpreter}))
 	}
 	return f.apply(m)
+}
+
+// forPick is what picking needs to know of a machine. It only names things as package pick does,
+// which thereby depends on no way to look at one.
+func forPick(found *machine.Machine) pick.Machine {
+	m := pick.Machine{
+		OS:    cmp.Or(map[string]string{"darwin": "macos"}[found.OS], found.OS),
+		Arch:  cmp.Or(map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[found.Arch], found.Arch),
+		Glibc: found.GLIBC, Musl: found.Musl, MacOS: found.MacOS,
+		Python: found.Python.Version, FreeThreaded: found.Python.FreeThreaded,
+		Torch: found.Torch.Version, TorchCUDA: found.Torch.CUDA, TorchROCm: found.Torch.HIP, TorchABI: found.Torch.CXX11ABI,
+		Driver: found.Driver.Version, DriverCUDA: found.Driver.CUDA,
+	}
+	if m.Driver == "none" {
+		m.Driver, m.NoDriver = "", true
+	}
+	for _, g := range found.GPUs {
+		// One that is hidden runs nothing, and one whose code is not known excludes nothing.
+		if arch := g.ComputeCapability + g.Target; arch != "" && !g.Hidden {
+			m.GPUs = append(m.GPUs, pick.GPU{Name: g.Name, Arch: arch})
+		}
+	}
+	return m
 }
 
 func readFileOrStdin(a *app, name string) ([]byte, error) {
@@ -305,12 +278,10 @@ func (f pickFlags) apply(m pick.Machine) (pick.Machine, error) {
 		if torch == "none" {
 			m.Torch = ""
 		}
-	}
-	if m.Torch != "" && m.TorchABI == "" {
-		m.TorchABI = torchABI(m)
+		m.TorchABI = machine.TorchABI(compat.Default(), m.Torch, "", "", m.OS)
 	}
 	if driver := f.machine.Driver; driver != "" {
-		m.Driver, m.DriverCUDA, m.NoDriver = driver, driverCUDA(driver, m.OS), false
+		m.Driver, m.DriverCUDA, m.NoDriver = driver, machine.DriverCUDA(compat.Default(), driver, m.OS), false
 		if driver == "none" {
 			m.Driver, m.DriverCUDA, m.NoDriver, m.GPUs = "", "", true, nil
 		}
@@ -334,200 +305,4 @@ func (f pickFlags) apply(m pick.Machine) (pick.Machine, error) {
 		}
 	}
 	return m, nil
-}
-
-// torchABI looks up with which C++ ABI a release of torch was built.
-func torchABI(m pick.Machine) string {
-	v, err := wheel.ParseVersion(m.Torch)
-	if err != nil || m.OS == "windows" {
-		return ""
-	}
-	value, known := compat.Default().CXX11ABI(v.Public(), m.TorchCUDA, m.TorchROCm, m.OS)
-	if !known {
-		return ""
-	}
-	return strings.ToUpper(strconv.FormatBool(value))
-}
-
-// driverCUDA is the newest CUDA whose own driver is not newer than this one.
-func driverCUDA(driver, goos string) string {
-	have := numbers(driver)
-	best := ""
-	for _, series := range compat.Default().CUDASeries() {
-		d, ok := compat.Default().Driver(series)
-		needs := d.Linux
-		if goos == "windows" {
-			needs = cmp.Or(d.Windows, d.Linux) // the numbers of one branch are close
-		}
-		if ok && needs != "" && slices.Compare(have, numbers(needs)) >= 0 && (best == "" || slices.Compare(numbers(series), numbers(best)) > 0) {
-			best = series
-		}
-	}
-	return best
-}
-
-func numbers(s string) []int {
-	var out []int
-	for part := range strings.SplitSeq(s, ".") {
-		n, err := strconv.Atoi(part)
-		if err != nil {
-			break
-		}
-		out = append(out, n)
-	}
-	return out
-}
-
-// prober finds out about a machine. Its functions are those of the system, or a test's.
-type prober struct {
-	run          func(ctx context.Context, name string, args ...string) ([]byte, error)
-	readFile     func(name string) ([]byte, error)
-	glob         func(pattern string) ([]string, error)
-	goos, goarch string
-}
-
-// runCommand runs a program and returns its output, also if it does not end by itself.
-func runCommand(ctx context.Context, name string, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.WaitDelay = time.Second
-	return cmd.Output()
-}
-
-// machine never fails: what cannot be found out stays empty.
-func (p prober) machine(ctx context.Context, interpreter string) pick.Machine {
-	m := pick.Machine{
-		OS:   map[string]string{"darwin": "macos"}[p.goos],
-		Arch: map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[p.goarch],
-	}
-	m.OS, m.Arch = cmp.Or(m.OS, p.goos), cmp.Or(m.Arch, p.goarch)
-	p.python(ctx, &m, interpreter)
-	if m.OS == "linux" && m.Glibc == "" && m.Musl == "" {
-		p.libc(ctx, &m)
-	}
-	p.nvidia(ctx, &m)
-	p.amd(&m)
-	return m
-}
-
-// pythonProbe prints what only Python knows. torch is not imported, which takes seconds and fails
-// on broken installations: its version.py is read as text.
-const pythonProbe = `
-import importlib.util, json, os, platform, re, sys, sysconfig
-out = {"python": platform.python_version(), "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED"))}
-try:
-    name, version = os.confstr("CS_GNU_LIBC_VERSION").split()
-    out["glibc"] = version
-except Exception:
-    pass
-if sys.platform == "darwin":
-    out["macos"] = platform.mac_ver()[0]
-try:
-    spec = importlib.util.find_spec("torch")
-    text = open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8").read()
-    for key, name in (("torch", "__version__"), ("torch_cuda", "cuda"), ("torch_rocm", "hip")):
-        found = re.search(r"^" + name + r"\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", text, re.M)
-        if found:
-            out[key] = found.group(1)
-except Exception:
-    pass
-print(json.dumps(out))
-`
-
-func (p prober) python(ctx context.Context, m *pick.Machine, interpreter string) {
-	candidates := []string{"python3", "python"}
-	if interpreter != "" {
-		candidates = []string{interpreter}
-	}
-	for _, name := range candidates {
-		out, err := p.run(ctx, name, "-I", "-c", pythonProbe)
-		if err != nil {
-			continue
-		}
-		var found pick.Machine
-		if json.Unmarshal(out, &found) != nil || found.Python == "" {
-			continue
-		}
-		m.Python, m.FreeThreaded = found.Python, found.FreeThreaded
-		m.Glibc, m.MacOS = found.Glibc, found.MacOS
-		m.Torch, m.TorchCUDA = found.Torch, found.TorchCUDA
-		m.TorchROCm = found.TorchROCm
-		return
-	}
-}
-
-var (
-	glibcVersion  = regexp.MustCompile(`(?i)(?:glibc|gnu libc|gnu c library)[^\n]*?(\d+\.\d+)`)
-	muslVersion   = regexp.MustCompile(`musl libc[\s\S]*?Version (\d+\.\d+)`)
-	driverVersion = regexp.MustCompile(`Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)`)
-	smiCUDA       = regexp.MustCompile(`CUDA (?:UMD )?Version:\s+(\d+\.\d+)`)
-	gfxTarget     = regexp.MustCompile(`gfx_target_version (\d+)`)
-)
-
-// libc asks the loader for the C library where Python did not say.
-func (p prober) libc(ctx context.Context, m *pick.Machine) {
-	out, err := p.run(ctx, "ldd", "--version")
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		out = append(out, exit.Stderr...) // musl's way
-	}
-	if found := glibcVersion.FindSubmatch(out); found != nil {
-		m.Glibc = string(found[1])
-	} else if found := muslVersion.FindSubmatch(out); found != nil {
-		m.Musl = string(found[1])
-	}
-}
-
-// nvidia finds the driver and its GPUs.
-func (p prober) nvidia(ctx context.Context, m *pick.Machine) {
-	if text, err := p.readFile("/proc/driver/nvidia/version"); err == nil {
-		if found := driverVersion.FindSubmatch(text); found != nil {
-			m.Driver = string(found[1])
-		}
-	}
-	out, err := p.run(ctx, "nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader")
-	if err == nil {
-		for line := range strings.Lines(string(out)) {
-			fields := strings.Split(strings.TrimSpace(line), ", ")
-			if len(fields) != 3 {
-				continue
-			}
-			if _, err := compat.ParseCC(fields[1]); err == nil {
-				m.GPUs = append(m.GPUs, pick.GPU{Name: fields[0], Arch: fields[1]})
-			}
-			m.Driver = cmp.Or(m.Driver, fields[2])
-		}
-	}
-	if m.Driver == "" {
-		m.NoDriver = true
-		return
-	}
-	// The driver itself knows best; the table is for when it does not answer.
-	if out, err := p.run(ctx, "nvidia-smi"); err == nil {
-		if found := smiCUDA.FindSubmatch(out); found != nil {
-			m.DriverCUDA = string(found[1])
-		}
-	}
-	m.DriverCUDA = cmp.Or(m.DriverCUDA, driverCUDA(m.Driver, m.OS))
-}
-
-// amd reads the targets of AMD GPUs from the kernel: 90010 is gfx90a.
-func (p prober) amd(m *pick.Machine) {
-	files, err := p.glob("/sys/class/kfd/kfd/topology/nodes/*/properties")
-	if err != nil {
-		return
-	}
-	for _, name := range files {
-		text, err := p.readFile(name)
-		if err != nil {
-			continue
-		}
-		found := gfxTarget.FindSubmatch(text)
-		if found == nil {
-			continue
-		}
-		n, err := strconv.Atoi(string(found[1]))
-		if err != nil || n == 0 { // a CPU
-			continue
-		}
-		m.GPUs = append(m.GPUs, pick.GPU{Arch: fmt.Sprintf("gfx%d%x%x", n/10000, n/100%100, n%100)})
-	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/machine"
 )
 
 // app is what every command shares: where to write, and the global flags.
@@ -21,6 +22,9 @@ type app struct {
 	stdout, stderr io.Writer
 	out, err       ui.Terminal
 	log            *slog.Logger
+
+	// lookAt is the machine that commands look at; nil means this one.
+	lookAt *machine.Host
 
 	// stopped says that a command ran until it was told to end, as it should, and ended well.
 	stopped bool
@@ -64,6 +68,14 @@ stranger can install and run.`,
 	root.AddCommand(a.planCommand(), a.buildCommand(), a.statusCommand(), a.logsCommand(), a.shellCommand(), a.testCommand(), a.auditCommand(), a.publishCommand(), a.verifyCommand(), a.workflowCommand(),
 		a.indexCommand(), a.serveCommand(), a.pickCommand(), a.doctorCommand(), a.jitCommand(), a.modelCommand(), a.quantCommand(), a.schemaCommand(), a.cacheCommand(), a.launcherCommand(), a.slurmWorkerCommand(), a.versionCommand())
 	return root
+}
+
+// host is the machine that commands look at.
+func (a *app) host() *machine.Host {
+	if a.lookAt != nil {
+		return a.lookAt
+	}
+	return machine.Local(os.Environ())
 }
 
 // setLog makes the logger: coloured on a terminal, JSON lines otherwise.

@@ -38,7 +38,7 @@ type Machine struct {
 	// a build for the CPU.
 	TorchCUDA string `json:"torch_cuda,omitempty"`
 	TorchROCm string `json:"torch_rocm,omitempty"`
-	// TorchABI is "TRUE" or "FALSE" for the C++11 ABI of torch, or empty.
+	// TorchABI is the C++ ABI of torch, "0" or "1" as in _GLIBCXX_USE_CXX11_ABI, or empty.
 	TorchABI string `json:"torch_cxx11_abi,omitempty"`
 
 	// Driver is the version of the NVIDIA driver, and DriverCUDA the newest CUDA it runs in
@@ -516,9 +516,9 @@ func labelABI(local string) string {
 	_, value, ok := strings.Cut(strings.ToLower(local), "cxx11abi")
 	switch {
 	case ok && strings.HasPrefix(value, "true"):
-		return "TRUE"
+		return "1"
 	case ok && strings.HasPrefix(value, "false"):
-		return "FALSE"
+		return "0"
 	}
 	return ""
 }

@@ -44,7 +44,7 @@ func flashFiles() []*index.File {
 }
 
 var workstation = pick.Machine{
-	OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12.4", Torch: "2.9.0+cu128", TorchCUDA: "12.8", TorchABI: "TRUE",
+	OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12.4", Torch: "2.9.0+cu128", TorchCUDA: "12.8", TorchABI: "1",
 	Driver: "570.86.10", DriverCUDA: "12.8", GPUs: []pick.GPU{{Name: "H100", Arch: "9.0"}},
 }
 
@@ -136,7 +136,7 @@ func TestPick(t *testing.T) {
 		"yanked":                  {machine: workstation, files: []*index.File{pickFile("fa-1.0-py3-none-any.whl", func(f *index.File) { f.Yanked, f.YankedReason = true, "broken" })}, near: "was yanked: broken"},
 		"yanked, but pinned":      {machine: workstation, specifier: "==1.0", files: []*index.File{pickFile("fa-1.0-py3-none-any.whl", func(f *index.File) { f.Yanked = true })}, best: "fa-1.0-py3-none-any.whl"},
 		"Requires-Python":         {machine: workstation, files: []*index.File{pickFile("fa-1.0-py3-none-any.whl", func(f *index.File) { f.RequiresPython = ">=3.13" })}, near: "needs Python >=3.13, this is 3.12.4"},
-		"another ABI":             {machine: workstation, files: []*index.File{pickFile("fa-1.0+cu12torch2.9cxx11abifalse-cp312-cp312-linux_x86_64.whl")}, near: "_GLIBCXX_USE_CXX11_ABI FALSE, the installed torch with TRUE"},
+		"another ABI":             {machine: workstation, files: []*index.File{pickFile("fa-1.0+cu12torch2.9cxx11abifalse-cp312-cp312-linux_x86_64.whl")}, near: "_GLIBCXX_USE_CXX11_ABI 0, the installed torch with 1"},
 		"the same ABI, major":     {machine: workstation, files: []*index.File{pickFile("fa-1.0+cu12torch2.9cxx11abitrue-cp312-cp312-linux_x86_64.whl")}, best: "fa-1.0+cu12torch2.9cxx11abitrue-cp312-cp312-linux_x86_64.whl"},
 		"abi3":                    {machine: workstation, files: []*index.File{pickFile("fa-1.0-cp39-abi3-manylinux_2_28_x86_64.whl")}, best: "fa-1.0-cp39-abi3-manylinux_2_28_x86_64.whl"},
 		"coordinates of the file": {machine: workstation, files: []*index.File{pickFile("fa-1.0-cp312-cp312-linux_x86_64.whl", func(f *index.File) { f.Coordinates = index.Coordinates{Toolkit: "cu128", Torch: []string{"2.8"}} })}, near: "was built for torch 2.8"},

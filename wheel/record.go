@@ -179,37 +179,36 @@ func (r *Record) Bytes() ([]byte, error) {
 // csvReader reads the dialect of Python's csv.writer. encoding/csv is not used
 // because it collects a row of any length before it returns.
 type csvReader struct {
-	r    *bufio.Reader
-	line int // number of the row returned last
+	r     *bufio.Reader
+	line  int      // number of the row returned last
+	row   []string // the memory of the row
+	field []byte   // and of the field that is being read
 }
 
 // maxRecordLine bounds a row: a path with every byte doubled by quoting, the
 // longest digest and a size.
 const maxRecordLine = 2*maxMemberName + 256
 
-// next returns the columns of the next row that is not empty.
+// next returns the columns of the next row that is not empty. They are good until the next call.
 func (c *csvReader) next() ([]string, error) {
 	for {
 		c.line++
-		row, err := c.row()
+		row, err := c.readRow()
 		if err != nil || len(row) != 1 || row[0] != "" {
 			return row, err
 		}
 	}
 }
 
-func (c *csvReader) row() ([]string, error) {
+func (c *csvReader) readRow() ([]string, error) {
 	const (
 		fieldStart = iota
 		unquoted
 		quoted
 		quoteInQuoted
 	)
-	var (
-		row   []string
-		field []byte
-		state = fieldStart
-	)
+	row, field, state := c.row[:0], c.field[:0], fieldStart
+	defer func() { c.row, c.field = row, field }()
 	for length := 0; ; length++ {
 		b, err := c.r.ReadByte()
 		if errors.Is(err, io.EOF) {
@@ -219,7 +218,8 @@ func (c *csvReader) row() ([]string, error) {
 			case length == 0:
 				return nil, io.EOF
 			}
-			return append(row, string(field)), nil
+			row = append(row, string(field))
+			return row, nil
 		}
 		if err != nil {
 			return nil, err
@@ -233,7 +233,8 @@ func (c *csvReader) row() ([]string, error) {
 		case state == quoted:
 			field = append(field, b)
 		case b == '\n':
-			return append(row, string(field)), nil
+			row = append(row, string(field))
+			return row, nil
 		case b == '\r':
 			if next, err := c.r.Peek(1); err == nil && next[0] != '\n' {
 				return nil, errors.New("carriage return inside a line")

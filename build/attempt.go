@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
@@ -43,8 +44,8 @@ type attempt struct {
 	work string
 	jobs int // compiler calls at once
 
-	box     Box
-	openers []Box
+	box     sandbox.Box
+	openers []sandbox.Box
 	python  string // the row's interpreter outside of any virtual environment, as seen in the box
 	venv    string // folder of the virtual environment
 	pipHome string // folder of the pip that fills it
@@ -168,21 +169,21 @@ func (a *attempt) parallelism() int {
 }
 
 // open makes an environment that is closed with the attempt.
-func (a *attempt) open(ctx context.Context, name, image string, setup [][]string, mounts []Mount) (Box, error) {
-	mounts = append(mounts, Mount{Host: a.opts.cacheDir(), Inside: insideCache})
+func (a *attempt) open(ctx context.Context, name, image string, setup [][]string, mounts []sandbox.Mount) (sandbox.Box, error) {
+	mounts = append(mounts, sandbox.Mount{Host: a.opts.cacheDir(), Inside: insideCache})
 	if a.opts.Network.CertFile != "" {
-		mounts = append(mounts, Mount{Host: a.opts.Network.CertFile, Inside: insideCert, ReadOnly: true})
+		mounts = append(mounts, sandbox.Mount{Host: a.opts.Network.CertFile, Inside: insideCert, ReadOnly: true})
 	}
 	if a.opts.Kiln != "" {
-		mounts = append(mounts, Mount{Host: a.opts.Kiln, Inside: insideKiln, ReadOnly: true})
+		mounts = append(mounts, sandbox.Mount{Host: a.opts.Kiln, Inside: insideKiln, ReadOnly: true})
 	}
 	if t := a.Settings.TorchSource; t.Kind == "path" {
-		mounts = append(mounts, Mount{Host: a.opts.path(t.Location), Inside: insideTorch, ReadOnly: true})
+		mounts = append(mounts, sandbox.Mount{Host: a.opts.path(t.Location), Inside: insideTorch, ReadOnly: true})
 	}
 	if a.opts.share != nil && name == "build" {
-		mounts = append(mounts, Mount{Host: a.opts.share.dir, Inside: insideSlots})
+		mounts = append(mounts, sandbox.Mount{Host: a.opts.share.dir, Inside: insideSlots})
 	}
-	box, err := a.opts.Sandboxes.Open(ctx, BoxSpec{
+	box, err := a.opts.Sandboxes.Open(ctx, sandbox.Spec{
 		Name: a.Row.ID + "-" + name, Owner: a.opts.owner, Image: image, Setup: setup, Mounts: mounts,
 		MemoryBytes: a.memoryLimit(), PIDs: 4096, Log: a.log,
 	})
@@ -200,7 +201,7 @@ func (a *attempt) memoryLimit() int64 {
 }
 
 // command runs a program in a box, with its output in the log, and keeps the peak.
-func (a *attempt) command(ctx context.Context, box Box, cmd Command) (Outcome, error) {
+func (a *attempt) command(ctx context.Context, box sandbox.Box, cmd sandbox.Command) (sandbox.Outcome, error) {
 	fmt.Fprintf(a.log, "$ %s\n", quoteCommand(cmd.Argv))
 	if cmd.Stdout == nil {
 		cmd.Stdout = a.log
@@ -223,7 +224,7 @@ func (a *attempt) command(ctx context.Context, box Box, cmd Command) (Outcome, e
 // commandError carries what explaining a failed command needs.
 type commandError struct {
 	err     error
-	outcome Outcome
+	outcome sandbox.Outcome
 	argv    []string
 }
 
@@ -335,17 +336,17 @@ func (a *attempt) evidence(ctx context.Context, err error) machine.Evidence {
 			e.LogLines = failed.Tail
 		}
 	}
-	if engine, ok := errors.AsType[*EngineError](err); ok {
-		e.LogLines = slices.Concat(e.LogLines, strings.Split(engine.Error(), "\n"))
+	if failed, ok := errors.AsType[*sandbox.RuntimeError](err); ok {
+		e.LogLines = slices.Concat(e.LogLines, strings.Split(failed.Error(), "\n"))
 	}
 	return e
 }
 
 // python runs an interpreter on one of kiln's scripts and decodes what it prints.
-func (a *attempt) script(ctx context.Context, box Box, python, dir, name string, env []string, result any, args ...string) error {
+func (a *attempt) script(ctx context.Context, box sandbox.Box, python, dir, name string, env []string, result any, args ...string) error {
 	var out bytes.Buffer
 	argv := append([]string{python, "-I", box.Inside(filepath.Join(dir, name))}, args...)
-	if _, err := a.command(ctx, box, Command{Argv: argv, Dir: dir, Env: env, Stdout: &out, Stderr: a.log}); err != nil {
+	if _, err := a.command(ctx, box, sandbox.Command{Argv: argv, Dir: dir, Env: env, Stdout: &out, Stderr: a.log}); err != nil {
 		return err
 	}
 	if err := json.Unmarshal(out.Bytes(), result); err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/matrix"
 )
@@ -91,7 +92,7 @@ func (a *attempt) torchSnapshot(ctx context.Context) (*audit.Snapshot, error) {
 	}
 	env := sortedEnv(a.baseEnv(a.box, a.home(), a.temp()))
 	argv := []string{a.box.Inside(a.opts.Kiln), "audit", "snapshot", path.Dir(a.facts.Torch.File), "-o", a.box.Inside(out)}
-	if _, err := a.command(ctx, a.box, Command{Argv: argv, Dir: a.work, Env: env}); err != nil {
+	if _, err := a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.work, Env: env}); err != nil {
 		return nil, err
 	}
 	made, err := filepath.Glob(filepath.Join(out, "*"))

@@ -17,6 +17,7 @@ import (
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
@@ -63,7 +64,7 @@ func newProject(t *testing.T, files map[string]string) *project {
 	version, path := pythonVersion(t)
 	p := &project{t: t, dir: t.TempDir()}
 	p.opts = build.Options{
-		Dir: p.dir, Sandboxes: build.Host(build.HostOptions{}), Path: path,
+		Dir: p.dir, Sandboxes: sandbox.Host(sandbox.HostOptions{}), Path: path,
 		Network: build.Network{CertFile: os.Getenv("SSL_CERT_FILE")},
 	}
 	for name, text := range files {

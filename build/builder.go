@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
@@ -35,7 +36,7 @@ type Options struct {
 	// DistDir gets the files and their records. Default Dir/dist.
 	DistDir string
 	// Sandboxes makes the environments.
-	Sandboxes Sandboxes
+	Sandboxes sandbox.Maker
 	// Compat knows which compilers go with which toolkit. Default compat.Default().
 	Compat *compat.Table
 	// Recipe are the choices that enter every recipe; Sandbox is filled in.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 )
 
 // compile runs the front-end.
@@ -39,7 +40,7 @@ func (a *attempt) compile(ctx context.Context) error {
 	}
 	a.log.step = func(done, total int) { a.try.Progress(done, total, "files") }
 	defer func() { a.log.step = nil }()
-	_, err = a.command(ctx, a.box, Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Network: network})
+	_, err = a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Network: network})
 	records, bad := a.records(sharing)
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/matrix"
@@ -61,13 +62,13 @@ func buildChild(dir string) int {
 }
 
 // childSandboxes are containers if KILN_BUILD_IMAGE names an image for them.
-func childSandboxes() build.Sandboxes {
+func childSandboxes() sandbox.Maker {
 	if os.Getenv("KILN_BUILD_IMAGE") != "" {
-		return build.Container(build.ContainerOptions{
-			Engine: "podman", EngineArgs: []string{"--runtime", "runc"}, CABundle: os.Getenv("SSL_CERT_FILE"),
+		return sandbox.Container(sandbox.ContainerOptions{
+			Runtime: "podman", RuntimeArgs: []string{"--runtime", "runc"}, CABundle: os.Getenv("SSL_CERT_FILE"),
 		})
 	}
-	return build.Host(build.HostOptions{})
+	return sandbox.Host(sandbox.HostOptions{})
 }
 
 // sixRows is a project of six quick rows with native code.

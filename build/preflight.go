@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -136,7 +137,7 @@ func (a *attempt) findCUDA(ctx context.Context, env map[string]string) error {
 	for _, home := range homes {
 		var out bytes.Buffer
 		nvcc := path.Join(home, "bin", "nvcc")
-		if _, err := a.command(ctx, a.box, Command{Argv: []string{nvcc, "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
+		if _, err := a.command(ctx, a.box, sandbox.Command{Argv: []string{nvcc, "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
 			if ctx.Err() != nil {
 				return err
 			}
@@ -176,7 +177,7 @@ func (a *attempt) findROCm(ctx context.Context, env map[string]string) error {
 	}
 	for _, home := range homes {
 		var out bytes.Buffer
-		if _, err := a.command(ctx, a.box, Command{Argv: []string{path.Join(home, "bin", "hipcc"), "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
+		if _, err := a.command(ctx, a.box, sandbox.Command{Argv: []string{path.Join(home, "bin", "hipcc"), "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
 			if ctx.Err() != nil {
 				return err
 			}
@@ -201,7 +202,7 @@ var gccMajor = regexp.MustCompile(`(?m)^(?:g\+\+|c\+\+|gcc|GCC)[^\n]*?(\d+)\.\d+
 func (a *attempt) findCompiler(ctx context.Context, env map[string]string) error {
 	version := func(name string) (string, int) {
 		var out bytes.Buffer
-		if _, err := a.command(ctx, a.box, Command{Argv: []string{name, "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
+		if _, err := a.command(ctx, a.box, sandbox.Command{Argv: []string{name, "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
 			return "", 0
 		}
 		first, _, _ := strings.Cut(out.String(), "\n")

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -47,7 +48,7 @@ func (a *attempt) prepare(ctx context.Context) error {
 	if err := writeScripts(a.scripts()); err != nil {
 		return err
 	}
-	box, err := a.open(ctx, "build", a.Image, a.Settings.ImageSetup, []Mount{{Host: a.work, Inside: insideWork}})
+	box, err := a.open(ctx, "build", a.Image, a.Settings.ImageSetup, []sandbox.Mount{{Host: a.work, Inside: insideWork}})
 	if err != nil {
 		return err
 	}
@@ -63,7 +64,7 @@ func (a *attempt) prepare(ctx context.Context) error {
 
 // baseEnv are the variables of every command of the row: nothing else of the outer
 // environment gets in.
-func (a *attempt) baseEnv(box Box, home, temp string, pathDirs ...string) map[string]string {
+func (a *attempt) baseEnv(box sandbox.Box, home, temp string, pathDirs ...string) map[string]string {
 	return map[string]string{
 		"PATH":                          strings.Join(append(pathDirs, a.searchPath(box)...), ":"),
 		"HOME":                          box.Inside(home),
@@ -82,7 +83,7 @@ func (a *attempt) baseEnv(box Box, home, temp string, pathDirs ...string) map[st
 }
 
 // searchPath returns the folders of programs: those that the image names, or the host's.
-func (a *attempt) searchPath(box Box) []string {
+func (a *attempt) searchPath(box sandbox.Box) []string {
 	if a.opts.Sandboxes.Name() != "host" {
 		for _, pair := range slices.Backward(box.Env()) {
 			if dirs, ok := strings.CutPrefix(pair, "PATH="); ok && dirs != "" {
@@ -94,7 +95,7 @@ func (a *attempt) searchPath(box Box) []string {
 }
 
 // netEnv adds what a command needs to reach the network.
-func (a *attempt) netEnv(box Box, env map[string]string) {
+func (a *attempt) netEnv(box sandbox.Box, env map[string]string) {
 	n := a.opts.Network
 	if n.CertFile != "" {
 		for _, name := range []string{"PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"} {
@@ -109,14 +110,14 @@ func (a *attempt) netEnv(box Box, env map[string]string) {
 }
 
 // findPython looks for the row's interpreter under its usual names.
-func (a *attempt) findPython(ctx context.Context, box Box, scripts string) (string, error) {
+func (a *attempt) findPython(ctx context.Context, box sandbox.Box, scripts string) (string, error) {
 	names := []string{"python" + a.Row.Python, "python3", "python"}
 	var found []string
 	env := sortedEnv(a.baseEnv(box, a.home(), a.temp()))
 	for _, name := range names {
 		var f facts
 		if err := a.script(ctx, box, name, scripts, "facts.py", env, &f, "-", "-"); err != nil {
-			if _, broken := errors.AsType[*EngineError](err); broken || ctx.Err() != nil {
+			if _, broken := errors.AsType[*sandbox.RuntimeError](err); broken || ctx.Err() != nil {
 				return "", err // no container was started: nothing is known of the image
 			}
 			continue // not there, or a shim without an interpreter behind it
@@ -145,11 +146,13 @@ func (a *attempt) findPython(ctx context.Context, box Box, scripts string) (stri
 }
 
 // venvPython returns the interpreter of a virtual environment as seen in the box.
-func venvPython(box Box, venv string) string { return path.Join(box.Inside(venv), "bin", "python") }
+func venvPython(box sandbox.Box, venv string) string {
+	return path.Join(box.Inside(venv), "bin", "python")
+}
 
 // environment makes a virtual environment with torch, from torch's own index alone,
 // and then the other requirements, from the default index, with torch held fast.
-func (a *attempt) environment(ctx context.Context, box Box, venv, scripts string, deps []string) ([]record.Installed, error) {
+func (a *attempt) environment(ctx context.Context, box sandbox.Box, venv, scripts string, deps []string) ([]record.Installed, error) {
 	if err := a.installer(ctx, box, scripts); err != nil {
 		return nil, err
 	}
@@ -158,7 +161,7 @@ func (a *attempt) environment(ctx context.Context, box Box, venv, scripts string
 		argv = append(argv, "--system-site-packages")
 	}
 	env := a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(venv), "bin"))
-	if _, err := a.command(ctx, box, Command{Argv: append(argv, box.Inside(venv)), Dir: scripts, Env: sortedEnv(env)}); err != nil {
+	if _, err := a.command(ctx, box, sandbox.Command{Argv: append(argv, box.Inside(venv)), Dir: scripts, Env: sortedEnv(env)}); err != nil {
 		return nil, err
 	}
 	a.netEnv(box, env)
@@ -202,7 +205,7 @@ func (a *attempt) environment(ctx context.Context, box Box, venv, scripts string
 // installer finds or makes the pip that fills all environments of this Python and image:
 // a recent one, outside of the environments, so that they hold what the row asks for
 // and nothing else.
-func (a *attempt) installer(ctx context.Context, box Box, scripts string) error {
+func (a *attempt) installer(ctx context.Context, box sandbox.Box, scripts string) error {
 	key := sha256.Sum256([]byte(a.facts.PythonFull + "\n" + a.facts.Executable + "\n" + box.Image()))
 	dir := filepath.Join(a.opts.cacheDir(), "pip-"+hex.EncodeToString(key[:8]))
 	a.pipHome = dir
@@ -225,7 +228,7 @@ func (a *attempt) installer(ctx context.Context, box Box, scripts string) error 
 		{a.python, "-I", "-m", "venv", box.Inside(temp)},
 		slices.Concat([]string{venvPython(box, temp), "-m", "pip", "install", "--upgrade"}, a.indexArgs(), []string{"pip"}),
 	} {
-		if _, err := a.command(ctx, box, Command{Argv: argv, Dir: scripts, Env: sortedEnv(env), Network: true}); err != nil {
+		if _, err := a.command(ctx, box, sandbox.Command{Argv: argv, Dir: scripts, Env: sortedEnv(env), Network: true}); err != nil {
 			return err
 		}
 	}
@@ -233,7 +236,7 @@ func (a *attempt) installer(ctx context.Context, box Box, scripts string) error 
 }
 
 // holdTorch returns pip arguments that keep the installed torch as it is.
-func (a *attempt) holdTorch(ctx context.Context, box Box, venv, scripts string) ([]string, error) {
+func (a *attempt) holdTorch(ctx context.Context, box sandbox.Box, venv, scripts string) ([]string, error) {
 	if len(a.Torch) == 0 {
 		return nil, nil
 	}
@@ -259,7 +262,7 @@ func (a *attempt) where() string {
 }
 
 // torchVersion returns the version of the installed torch, without importing it.
-func (a *attempt) torchVersion(ctx context.Context, box Box, venv, scripts string) (string, error) {
+func (a *attempt) torchVersion(ctx context.Context, box sandbox.Box, venv, scripts string) (string, error) {
 	var f facts
 	env := sortedEnv(a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(venv), "bin")))
 	if err := a.script(ctx, box, venvPython(box, venv), scripts, "facts.py", env, &f, "-", "-"); err != nil {
@@ -276,11 +279,11 @@ func (a *attempt) indexArgs() []string {
 }
 
 // pip installs requirements and returns what it installed.
-func (a *attempt) pip(ctx context.Context, box Box, venv string, env map[string]string, args []string) ([]record.Installed, error) {
+func (a *attempt) pip(ctx context.Context, box sandbox.Box, venv string, env map[string]string, args []string) ([]record.Installed, error) {
 	report := filepath.Join(filepath.Dir(venv), "pip-report.json")
 	os.Remove(report)
 	argv := []string{venvPython(box, a.pipHome), "-m", "pip", "--python", venvPython(box, venv), "install", "--no-compile", "--report", box.Inside(report)}
-	if _, err := a.command(ctx, box, Command{Argv: append(argv, args...), Dir: filepath.Dir(venv), Env: sortedEnv(env), Network: true}); err != nil {
+	if _, err := a.command(ctx, box, sandbox.Command{Argv: append(argv, args...), Dir: filepath.Dir(venv), Env: sortedEnv(env), Network: true}); err != nil {
 		return nil, err
 	}
 	text, err := os.ReadFile(report)

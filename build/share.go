@@ -20,6 +20,7 @@ import (
 	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/matrix"
@@ -289,7 +290,7 @@ func (a *attempt) inBox(ctx context.Context, name string, in, out any) error {
 	}
 	env := sortedEnv(a.baseEnv(a.box, a.home(), a.temp()))
 	argv := []string{a.box.Inside(a.opts.Kiln), "launcher", name, a.box.Inside(from), a.box.Inside(to)}
-	if _, err := a.command(ctx, a.box, Command{Argv: argv, Dir: a.work, Env: env}); err != nil {
+	if _, err := a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.work, Env: env}); err != nil {
 		return err
 	}
 	text, err := os.ReadFile(to)
@@ -394,7 +395,7 @@ func (a *attempt) verifyShared(ctx context.Context, s *shared, records []launche
 		if dir == "" {
 			return fmt.Errorf("verify %s: it was compiled in %s, outside of the row's folder", r.Source, r.Dir)
 		}
-		if _, err := a.command(ctx, a.box, Command{Argv: argv, Dir: dir, Env: sortedEnv(s.plain)}); err != nil {
+		if _, err := a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: dir, Env: sortedEnv(s.plain)}); err != nil {
 			return err
 		}
 		verdict, err := compareObjects(a.outside(r.Kept), fresh)

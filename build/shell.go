@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
@@ -17,13 +18,13 @@ import (
 const shellFile = "shell.json"
 
 type shellSpec struct {
-	Sandbox string     `json:"sandbox"`
-	Image   string     `json:"image"`
-	Setup   [][]string `json:"setup,omitempty"`
-	Mounts  []Mount    `json:"mounts"`
-	Dir     string     `json:"dir"`
-	Env     []string   `json:"env"`
-	Stage   string     `json:"stage"`
+	Sandbox string          `json:"sandbox"`
+	Image   string          `json:"image"`
+	Setup   [][]string      `json:"setup,omitempty"`
+	Mounts  []sandbox.Mount `json:"mounts"`
+	Dir     string          `json:"dir"`
+	Env     []string        `json:"env"`
+	Stage   string          `json:"stage"`
 }
 
 // keepShell leaves what `kiln shell` needs in the work folder of a failed row.
@@ -33,7 +34,7 @@ func (a *attempt) keepShell() {
 	}
 	spec := shellSpec{
 		Sandbox: a.Sandbox, Image: a.Image, Setup: a.Settings.ImageSetup, Dir: a.source(), Stage: a.stage,
-		Mounts: []Mount{{Host: a.work, Inside: insideWork}, {Host: a.opts.cacheDir(), Inside: insideCache}},
+		Mounts: []sandbox.Mount{{Host: a.work, Inside: insideWork}, {Host: a.opts.cacheDir(), Inside: insideCache}},
 	}
 	env, err := a.buildEnv()
 	if err != nil {
@@ -43,7 +44,7 @@ func (a *attempt) keepShell() {
 	env["TERM"] = "xterm"
 	spec.Env = sortedEnv(env)
 	if c := a.opts.Network.CertFile; c != "" {
-		spec.Mounts = append(spec.Mounts, Mount{Host: c, Inside: insideCert, ReadOnly: true})
+		spec.Mounts = append(spec.Mounts, sandbox.Mount{Host: c, Inside: insideCert, ReadOnly: true})
 	}
 	text, err := json.MarshalIndent(spec, "", "  ")
 	if err != nil {
@@ -57,7 +58,7 @@ func (a *attempt) keepShell() {
 var ErrNoShell = errors.New("no environment is kept")
 
 // Shell returns the command that opens a shell in the kept environment of a failed row.
-func Shell(ctx context.Context, stateDir, row string, sandboxes func(name string) (Sandboxes, error)) (argv []string, err error) {
+func Shell(ctx context.Context, stateDir, row string, sandboxes func(name string) (sandbox.Maker, error)) (argv []string, err error) {
 	stateDir, err = filepath.Abs(stateDir)
 	if err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func Shell(ctx context.Context, stateDir, row string, sandboxes func(name string
 	if err != nil {
 		return nil, err
 	}
-	box, err := makers.Open(ctx, BoxSpec{Name: row + "-shell", Owner: "shell", Image: spec.Image, Setup: spec.Setup, Mounts: spec.Mounts, Log: os.Stderr})
+	box, err := makers.Open(ctx, sandbox.Spec{Name: row + "-shell", Owner: "shell", Image: spec.Image, Setup: spec.Setup, Mounts: spec.Mounts, Log: os.Stderr})
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
@@ -77,7 +78,7 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	if err := os.MkdirAll(empty, 0o777); err != nil {
 		return err
 	}
-	box, err := a.open(ctx, "test", a.TestImage, a.testSetup(), []Mount{
+	box, err := a.open(ctx, "test", a.TestImage, a.testSetup(), []sandbox.Mount{
 		{Host: dir, Inside: insideTest},
 		{Host: filepath.Dir(wheelFile), Inside: insideOut, ReadOnly: true},
 		{Host: a.home(), Inside: insideTest + "-home"},
@@ -129,7 +130,7 @@ func (a *attempt) testSetup() [][]string {
 	return nil
 }
 
-func (a *attempt) smoke(ctx context.Context, box Box, venv, scripts, cwd string) error {
+func (a *attempt) smoke(ctx context.Context, box sandbox.Box, venv, scripts, cwd string) error {
 	task := smokeTask{
 		Distribution: a.Row.Package, Torch: len(a.Torch) > 0, Imports: a.Settings.Test.Imports,
 		Expressions: append([]string{}, a.Settings.Test.Expressions...), Native: append([]string{}, a.record.NativeModules...),
@@ -149,7 +150,7 @@ func (a *attempt) smoke(ctx context.Context, box Box, venv, scripts, cwd string)
 	if a.opts.HaveGPU {
 		delete(env, "CUDA_VISIBLE_DEVICES")
 	}
-	_, failed := a.command(ctx, box, Command{
+	_, failed := a.command(ctx, box, sandbox.Command{
 		Argv: []string{venvPython(box, venv), "-I", box.Inside(filepath.Join(scripts, "smoke.py")), box.Inside(in), box.Inside(out)},
 		Dir:  cwd, Env: sortedEnv(env),
 	})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
@@ -129,13 +130,13 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 	return opts, err
 }
 
-func (f *buildFlags) sandboxes(a *app, name string, network build.Network) (build.Sandboxes, error) {
+func (f *buildFlags) sandboxes(a *app, name string, network build.Network) (sandbox.Maker, error) {
 	switch name {
 	case "host":
-		return build.Host(build.HostOptions{}), nil
+		return sandbox.Host(sandbox.HostOptions{}), nil
 	case "podman", "docker":
-		return build.Container(build.ContainerOptions{
-			Engine: name, EngineArgs: f.engineArgs, ExtraArgs: f.containerArgs, Network: f.containerNetwork,
+		return sandbox.Container(sandbox.ContainerOptions{
+			Runtime: name, RuntimeArgs: f.engineArgs, ExtraArgs: f.containerArgs, Network: f.containerNetwork,
 			CABundle: network.CertFile, NetworkEnv: network.Proxies, LockDir: filepath.Join(f.stateDir(), "locks"), Log: a.log,
 		}), nil
 	case "slurm":

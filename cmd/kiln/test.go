@@ -14,6 +14,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
@@ -177,7 +178,7 @@ built with. The source, the virtual environment and everything compiled so far a
 			if err != nil {
 				return err
 			}
-			argv, err := build.Shell(cmd.Context(), flags.stateDir(), job.ID, func(name string) (build.Sandboxes, error) {
+			argv, err := build.Shell(cmd.Context(), flags.stateDir(), job.ID, func(name string) (sandbox.Maker, error) {
 				return flags.sandboxes(a, name, networkSettings(cmd.Context(), flags.indexURL))
 			})
 			if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/matrix"
 )
@@ -32,7 +33,7 @@ func needBuild(t *testing.T, images ...string) {
 		t.Fatal("needs Linux")
 	}
 	for _, name := range images {
-		box, err := containers(t).Open(t.Context(), build.BoxSpec{Name: "probe", Owner: "probe", Image: prefix + name})
+		box, err := containers(t).Open(t.Context(), sandbox.Spec{Name: "probe", Owner: "probe", Image: prefix + name})
 		if err != nil {
 			t.Fatalf("image %s: %v\n  make e2e-images makes it", name, err)
 		}
@@ -42,9 +43,9 @@ func needBuild(t *testing.T, images ...string) {
 	}
 }
 
-func containers(t *testing.T) *build.Containers {
-	return build.Container(build.ContainerOptions{
-		Engine: "podman", EngineArgs: []string{"--runtime", "runc"}, CABundle: os.Getenv("SSL_CERT_FILE"), LockDir: t.TempDir(),
+func containers(t *testing.T) *sandbox.Containers {
+	return sandbox.Container(sandbox.ContainerOptions{
+		Runtime: "podman", RuntimeArgs: []string{"--runtime", "runc"}, CABundle: os.Getenv("SSL_CERT_FILE"), LockDir: t.TempDir(),
 	})
 }
 

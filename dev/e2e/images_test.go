@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -122,7 +122,7 @@ load("kiln_probe", ["torch.cpp", "device.cu"], build_directory=".", with_cuda=Tr
 				return
 			}
 			for _, tool := range []string{"nvcc", "hipcc", "g++", "gcc", "cc", "c++", "ninja"} {
-				if _, err := box.Run(t.Context(), build.Command{Argv: []string{"sh", "-c", "command -v " + tool}, Env: []string{path}}); err == nil {
+				if _, err := box.Run(t.Context(), sandbox.Command{Argv: []string{"sh", "-c", "command -v " + tool}, Env: []string{path}}); err == nil {
 					t.Errorf("the runtime image has %s", tool)
 				}
 			}
@@ -142,20 +142,20 @@ func TestNetwork(t *testing.T) {
 			env = append(env, key+"="+value)
 		}
 	}
-	boxes := build.Container(build.ContainerOptions{
+	boxes := sandbox.Container(sandbox.ContainerOptions{
 		CABundle: os.Getenv("SSL_CERT_FILE"), NetworkEnv: env, Network: os.Getenv("KILN_E2E_NETWORK"), LockDir: t.TempDir(),
 	})
 	dir := t.TempDir()
 	var log bytes.Buffer
-	box, err := boxes.Open(t.Context(), build.BoxSpec{
-		Name: "e2e-network", Owner: "e2e " + t.Name(), Image: prefix + "ci", Mounts: []build.Mount{{Host: dir, Inside: "/work"}}, Log: &log,
+	box, err := boxes.Open(t.Context(), sandbox.Spec{
+		Name: "e2e-network", Owner: "e2e " + t.Name(), Image: prefix + "ci", Mounts: []sandbox.Mount{{Host: dir, Inside: "/work"}}, Log: &log,
 		Setup: [][]string{{"python3", "-m", "venv", "/opt/venv"}, {"/opt/venv/bin/pip", "install", "--quiet", "packaging"}},
 	})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &log)
 	}
 	for _, network := range []bool{true, false} {
-		cmd := build.Command{
+		cmd := sandbox.Command{
 			Argv: []string{"/opt/venv/bin/pip", "download", "--quiet", "--retries", "0", "--no-deps", "--dest", "/work", "wheel"},
 			Env:  []string{path, "HOME=/tmp"}, Network: network,
 		}
@@ -171,14 +171,14 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-func open(t *testing.T, name, dir string, readOnly bool) build.Box {
+func open(t *testing.T, name, dir string, readOnly bool) sandbox.Box {
 	t.Helper()
-	boxes := build.Container(build.ContainerOptions{})
-	box, err := boxes.Open(t.Context(), build.BoxSpec{
+	boxes := sandbox.Container(sandbox.ContainerOptions{})
+	box, err := boxes.Open(t.Context(), sandbox.Spec{
 		Name: "e2e-" + name, Owner: "e2e " + t.Name(), Image: prefix + name, MemoryBytes: 6 << 30,
-		Mounts: []build.Mount{{Host: dir, Inside: "/work", ReadOnly: readOnly}},
+		Mounts: []sandbox.Mount{{Host: dir, Inside: "/work", ReadOnly: readOnly}},
 	})
-	if errors.Is(err, build.ErrNoImage) {
+	if errors.Is(err, sandbox.ErrNoImage) {
 		t.Fatalf("no image %s: dev/e2e/images.sh %s makes it", name, name)
 	}
 	if err != nil {
@@ -192,10 +192,10 @@ func open(t *testing.T, name, dir string, readOnly bool) build.Box {
 	return box
 }
 
-func output(t *testing.T, box build.Box, argv []string, env ...string) string {
+func output(t *testing.T, box sandbox.Box, argv []string, env ...string) string {
 	t.Helper()
 	var out, log bytes.Buffer
-	outcome, err := box.Run(t.Context(), build.Command{
+	outcome, err := box.Run(t.Context(), sandbox.Command{
 		Argv: argv, Env: append([]string{path, "HOME=/tmp", "PYTHONPATH=/work"}, env...), Stdout: &out, Stderr: &log,
 	})
 	if err != nil {

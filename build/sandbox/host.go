@@ -1,4 +1,4 @@
-package build
+package sandbox
 
 import (
 	"context"
@@ -20,8 +20,8 @@ type HostOptions struct {
 	Grace time.Duration
 }
 
-// HostBoxes makes environments on the host; see [Host].
-type HostBoxes struct {
+// HostMaker makes environments on the host; see [Host].
+type HostMaker struct {
 	opts       HostOptions
 	networkOff func() bool
 }
@@ -29,8 +29,8 @@ type HostBoxes struct {
 // Host returns sandboxes that are none: commands are child processes of this one, and see everything. What remains is that nothing of them
 // is left behind, and that commands without network have none where the system can do that.
 // The program must call [run.Main] first.
-func Host(opts HostOptions) *HostBoxes {
-	return &HostBoxes{opts: opts, networkOff: sync.OnceValue(canCutNetwork)}
+func Host(opts HostOptions) *HostMaker {
+	return &HostMaker{opts: opts, networkOff: sync.OnceValue(canCutNetwork)}
 }
 
 // canCutNetwork tries it: whether a user may depends on the kernel, its settings and the container around.
@@ -42,11 +42,11 @@ func canCutNetwork() bool {
 	return err == nil
 }
 
-// Name implements [Sandboxes].
-func (h *HostBoxes) Name() string { return "host" }
+// Name implements [Maker].
+func (h *HostMaker) Name() string { return "host" }
 
-// Open implements [Sandboxes].
-func (h *HostBoxes) Open(_ context.Context, spec BoxSpec) (Box, error) {
+// Open implements [Maker].
+func (h *HostMaker) Open(_ context.Context, spec Spec) (Box, error) {
 	for _, m := range spec.Mounts {
 		if !isAbs(m.Host) {
 			return nil, fmt.Errorf("open %s: mount %s: its path on the host is not absolute", spec.Name, m.Host)
@@ -58,10 +58,10 @@ func (h *HostBoxes) Open(_ context.Context, spec BoxSpec) (Box, error) {
 // supervisorEnv marks the processes that supervise commands of an owner.
 const supervisorEnv = "KILN_BOX_SUPERVISOR"
 
-// Sweep implements [Sandboxes]: it kills the processes that have the owner in the environment that they were started with, and waits for their
+// Sweep implements [Maker]: it kills the processes that have the owner in the environment that they were started with, and waits for their
 // supervisors, which end without kiln: one of them may be about to start the command that it was given last.
 // Other systems than Linux cannot find them; there it does nothing.
-func (h *HostBoxes) Sweep(ctx context.Context, owner string) (int, error) {
+func (h *HostMaker) Sweep(ctx context.Context, owner string) (int, error) {
 	if owner == "" {
 		return 0, errors.New("sweep: no owner is given")
 	}
@@ -88,8 +88,8 @@ func (h *HostBoxes) Sweep(ctx context.Context, owner string) (int, error) {
 
 // hostBox is an environment on the host.
 type hostBox struct {
-	h    *HostBoxes
-	spec BoxSpec
+	h    *HostMaker
+	spec Spec
 	gate *gate
 }
 
@@ -100,7 +100,7 @@ func (b *hostBox) Env() []string { return []string{ownerEnv + "=" + b.spec.Owner
 
 func (b *hostBox) Inside(host string) string {
 	if _, _, ok := findMount(b.spec.Mounts, host); !ok {
-		panic(fmt.Sprintf("build: %s is in no mount of %s", host, b.spec.Name))
+		panic(fmt.Sprintf("sandbox: %s is in no mount of %s", host, b.spec.Name))
 	}
 	return host
 }

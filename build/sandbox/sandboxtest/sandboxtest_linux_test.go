@@ -1,4 +1,4 @@
-package boxtest_test
+package sandboxtest_test
 
 import (
 	"bytes"
@@ -16,8 +16,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kiln-build/kiln/build"
-	"github.com/kiln-build/kiln/build/boxtest"
+	"github.com/kiln-build/kiln/build/sandbox"
+	"github.com/kiln-build/kiln/build/sandbox/sandboxtest"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 )
@@ -28,17 +28,17 @@ const driverEnv = "KILN_BOXTEST_DRIVER"
 // image is small, and made by dev/e2e/images.sh.
 const image = "localhost/kiln-e2e/ci"
 
-func sandboxes(name string) build.Sandboxes {
+func sandboxes(name string) sandbox.Maker {
 	if name == "host" {
-		return build.Host(build.HostOptions{})
+		return sandbox.Host(sandbox.HostOptions{})
 	}
-	return build.Container(build.ContainerOptions{Engine: name})
+	return sandbox.Container(sandbox.ContainerOptions{Runtime: name})
 }
 
 func TestMain(m *testing.M) {
 	run.Main()
 	if name := os.Getenv(driverEnv); name != "" {
-		if err := boxtest.Drive(context.Background(), sandboxes(name), os.Stdin, os.Stdout); err != nil {
+		if err := sandboxtest.Drive(context.Background(), sandboxes(name), os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -64,7 +64,7 @@ func driver(name string) func(*testing.T) *exec.Cmd {
 func killGroup(driver *exec.Cmd) error { return syscall.Kill(-driver.Process.Pid, syscall.SIGKILL) }
 
 func TestHost(t *testing.T) {
-	boxtest.Run(t, boxtest.Suite{
+	sandboxtest.Run(t, sandboxtest.Suite{
 		Sandboxes: sandboxes("host"), Driver: driver("host"), KillGroup: killGroup,
 		Left: func(t *testing.T, owner, _ string) []string {
 			t.Helper()
@@ -94,19 +94,19 @@ func processes(t *testing.T, kv string) []string {
 }
 
 // podman skips the test if it cannot run a container of the image.
-func podman(t *testing.T) build.Sandboxes {
+func podman(t *testing.T) sandbox.Maker {
 	t.Helper()
 	boxes := sandboxes("podman")
-	box, err := boxes.Open(t.Context(), build.BoxSpec{Name: "probe", Owner: "boxtest probe", Image: image})
+	box, err := boxes.Open(t.Context(), sandbox.Spec{Name: "probe", Owner: "sandboxtest probe", Image: image})
 	switch {
-	case errors.Is(err, build.ErrNoEngine):
+	case errors.Is(err, sandbox.ErrNoRuntime):
 		kilntest.Lacking(t, "podman", "no podman: dev/scripts/podman.sh installs it")
-	case errors.Is(err, build.ErrNoImage):
+	case errors.Is(err, sandbox.ErrNoImage):
 		kilntest.Lacking(t, "podman", "no image %s: dev/e2e/images.sh ci makes it", image)
 	case err != nil:
 		kilntest.Lacking(t, "podman", "podman does not work here: %v", err)
 	}
-	if _, err := box.Run(t.Context(), build.Command{Argv: []string{"true"}, Env: []string{boxtest.PATH}}); err != nil {
+	if _, err := box.Run(t.Context(), sandbox.Command{Argv: []string{"true"}, Env: []string{sandboxtest.PATH}}); err != nil {
 		kilntest.Lacking(t, "podman", "podman does not work here: %v", err)
 	}
 	return boxes
@@ -122,7 +122,7 @@ func command(t *testing.T, argv ...string) string {
 }
 
 func TestPodman(t *testing.T) {
-	boxtest.Run(t, boxtest.Suite{
+	sandboxtest.Run(t, sandboxtest.Suite{
 		Sandboxes: podman(t), Image: image, Isolated: true, Limits: true, Driver: driver("podman"), KillGroup: killGroup,
 		Left: func(t *testing.T, owner, box string) []string {
 			t.Helper()
@@ -148,8 +148,8 @@ func TestPodmanSetup(t *testing.T) {
 		}
 	})
 	dir := t.TempDir()
-	spec := build.BoxSpec{
-		Name: "setup", Owner: "boxtest setup", Image: image, Mounts: []build.Mount{{Host: dir, Inside: "/inside"}},
+	spec := sandbox.Spec{
+		Name: "setup", Owner: "sandboxtest setup", Image: image, Mounts: []sandbox.Mount{{Host: dir, Inside: "/inside"}},
 		Setup: [][]string{{"sh", "-c", "id -u >/id; cat /proc/sys/kernel/random/uuid >/made"}, {"test", "-s", "/made"}, {"true", dir}},
 	}
 	var mu sync.Mutex
@@ -165,7 +165,7 @@ func TestPodmanSetup(t *testing.T) {
 				return
 			}
 			var out bytes.Buffer
-			if _, err := box.Run(t.Context(), build.Command{Argv: []string{"cat", "/id", "/made"}, Env: []string{boxtest.PATH}, Stdout: &out}); err != nil {
+			if _, err := box.Run(t.Context(), sandbox.Command{Argv: []string{"cat", "/id", "/made"}, Env: []string{sandboxtest.PATH}, Stdout: &out}); err != nil {
 				t.Error(err)
 			}
 			mu.Lock()
@@ -200,18 +200,18 @@ func TestPodmanSetup(t *testing.T) {
 
 func TestPodmanErrors(t *testing.T) {
 	boxes := podman(t)
-	_, err := boxes.Open(t.Context(), build.BoxSpec{Name: "missing", Owner: "boxtest", Image: "localhost/kiln-e2e/there-is-none"})
-	if !errors.Is(err, build.ErrNoImage) || !strings.Contains(err.Error(), "there-is-none") || !strings.Contains(err.Error(), "make it or load it") {
+	_, err := boxes.Open(t.Context(), sandbox.Spec{Name: "missing", Owner: "sandboxtest", Image: "localhost/kiln-e2e/there-is-none"})
+	if !errors.Is(err, sandbox.ErrNoImage) || !strings.Contains(err.Error(), "there-is-none") || !strings.Contains(err.Error(), "make it or load it") {
 		t.Errorf("image that is not there: %v", err)
 	}
-	box, err := boxes.Open(t.Context(), build.BoxSpec{
-		Name: "mount", Owner: "boxtest", Image: image, Mounts: []build.Mount{{Host: filepath.Join(t.TempDir(), "none"), Inside: "/inside"}},
+	box, err := boxes.Open(t.Context(), sandbox.Spec{
+		Name: "mount", Owner: "sandboxtest", Image: image, Mounts: []sandbox.Mount{{Host: filepath.Join(t.TempDir(), "none"), Inside: "/inside"}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = box.Run(t.Context(), build.Command{Argv: []string{"true"}, Stdout: io.Discard})
-	if engine, ok := errors.AsType[*build.EngineError](err); !ok || !strings.Contains(engine.Output, "none") {
+	_, err = box.Run(t.Context(), sandbox.Command{Argv: []string{"true"}, Stdout: io.Discard})
+	if runtime, ok := errors.AsType[*sandbox.RuntimeError](err); !ok || !strings.Contains(runtime.Output, "none") {
 		t.Errorf("mount of a folder that is not there: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package build
+package sandbox
 
 import (
 	"cmp"
@@ -18,10 +18,10 @@ import (
 	"time"
 )
 
-// The labels on everything that kiln leaves with an engine.
+// The labels on everything that kiln leaves with a runtime.
 const (
-	labelOwner = "kiln.owner" // containers: see BoxSpec.Owner
-	labelBox   = "kiln.box"   // containers: see BoxSpec.Name
+	labelOwner = "kiln.owner" // containers: see Spec.Owner
+	labelBox   = "kiln.box"   // containers: see Spec.Name
 	labelSetup = "kiln.setup" // derived images: digest of what made them
 	labelBase  = "kiln.base"  // derived images: ID of the image they were made from
 )
@@ -33,38 +33,38 @@ const ownerEnv = "KILN_BOX_OWNER"
 const insideCABundle = "/etc/kiln/ca-bundle.pem"
 
 const (
-	// callLimit is how long an engine may take for something that should take a moment.
+	// callLimit is how long a runtime may take for something that should take a moment.
 	callLimit = 2 * time.Minute
 	// stopGrace is the time from asking a canceled command to end to killing it.
 	stopGrace = 5 * time.Second
 )
 
-// ContainerOptions says which engine to use and how.
+// ContainerOptions says which runtime to use and how.
 type ContainerOptions struct {
-	// Engine is "podman", the default, or "docker". Both are driven through their command line, so
-	// contexts and remote hosts of the engine work, if the mounted folders exist there.
-	Engine string
-	// Program is the path of the engine's command; empty means Engine, looked up in PATH.
+	// Runtime is "podman", the default, or "docker". Both are driven through their command line, so
+	// contexts and remote hosts of the runtime work, if the mounted folders exist there.
+	Runtime string
+	// Program is the path of the runtime's command; empty means Runtime, looked up in PATH.
 	Program string
-	// EngineArgs stand before the subcommand of every call: "--runtime", "runc" for podman,
+	// RuntimeArgs stand before the subcommand of every call: "--runtime", "runc" for podman,
 	// "--context", "farm" for docker.
-	EngineArgs []string
+	RuntimeArgs []string
 	// ExtraArgs are added to every container: "--ulimit", "nofile=1024:1024", or
 	// "--device", "nvidia.com/gpu=all".
 	ExtraArgs []string
-	// Network is the network of commands that may have one; empty means the engine's default. "host" helps
-	// where the engine cannot make networks.
+	// Network is the network of commands that may have one; empty means the runtime's default. "host" helps
+	// where the runtime cannot make networks.
 	Network string
 	// CABundle is a file of certificates, in PEM, that commands with network trust, for networks with
 	// a proxy that ends TLS. The usual variables point to it. Empty means those of the image.
 	CABundle string
 	// NetworkEnv is given to commands with network, such as HTTPS_PROXY=….
 	NetworkEnv []string
-	// LockDir is where processes that share an engine wait for each other, so that a derived image is made once; empty
+	// LockDir is where processes that share a runtime wait for each other, so that a derived image is made once; empty
 	// means that only this process waits for itself. Containers are started in it: podman's monitor leaves a file
 	// called oom in its working folder when one is killed for memory.
 	LockDir string
-	// Log gets what is worth knowing about the engine; nil discards.
+	// Log gets what is worth knowing about the runtime; nil discards.
 	Log *slog.Logger
 }
 
@@ -76,43 +76,43 @@ type Containers struct {
 	locks keyedLocks
 
 	mu      sync.Mutex
-	noInit  bool          // the engine has no init program
+	noInit  bool          // the runtime has no init program
 	group   *controlGroup // of the container groupID, for finding those of others
 	groupID string
 }
 
-// Container returns sandboxes in containers of one engine. Every command is a container of its own, which is
+// Container returns sandboxes in containers of one runtime. Every command is a container of its own, which is
 // removed when the command ends; what they share is mounted. Nothing is started before Open.
 func Container(opts ContainerOptions) *Containers {
-	opts.Engine = cmp.Or(opts.Engine, "podman")
-	opts.Program = cmp.Or(opts.Program, opts.Engine)
+	opts.Runtime = cmp.Or(opts.Runtime, "podman")
+	opts.Program = cmp.Or(opts.Program, opts.Runtime)
 	log := opts.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	c := &Containers{opts: opts, log: log}
-	if opts.Engine == "podman" && !slices.ContainsFunc(opts.ExtraArgs, func(arg string) bool { return strings.HasPrefix(arg, "--ulimit") }) {
+	if opts.Runtime == "podman" && !slices.ContainsFunc(opts.ExtraArgs, func(arg string) bool { return strings.HasPrefix(arg, "--ulimit") }) {
 		c.limit = ulimitArgs()
 	}
 	return c
 }
 
-// Name implements [Sandboxes].
-func (c *Containers) Name() string { return c.opts.Engine }
+// Name implements [Maker].
+func (c *Containers) Name() string { return c.opts.Runtime }
 
-// Check asks the engine for its version, and so whether it is there and running.
+// Check asks the runtime for its version, and so whether it is there and running.
 func (c *Containers) Check(ctx context.Context) (version string, err error) {
 	format := "{{.Server.Version}}"
-	if c.opts.Engine == "podman" {
+	if c.opts.Runtime == "podman" {
 		format = "{{.Client.Version}}" // There is a server only when it is remote.
 	}
 	return c.call(ctx, "ask for its version", nil, "version", "--format", format)
 }
 
-// Open implements [Sandboxes].
-func (c *Containers) Open(ctx context.Context, spec BoxSpec) (Box, error) {
-	if c.opts.Engine != "podman" && c.opts.Engine != "docker" {
-		return nil, fmt.Errorf("open %s: %q is not an engine: podman and docker are", spec.Name, c.opts.Engine)
+// Open implements [Maker].
+func (c *Containers) Open(ctx context.Context, spec Spec) (Box, error) {
+	if c.opts.Runtime != "podman" && c.opts.Runtime != "docker" {
+		return nil, fmt.Errorf("open %s: %q is not a runtime: podman and docker are", spec.Name, c.opts.Runtime)
 	}
 	if spec.Image == "" {
 		return nil, fmt.Errorf("open %s: no image is given", spec.Name)
@@ -133,10 +133,10 @@ func (c *Containers) Open(ctx context.Context, spec BoxSpec) (Box, error) {
 	return &containerBox{c: c, spec: spec, pinned: base.pin(spec.Image), id: id, env: base.Config.Env, gate: newGate(spec.Name)}, nil
 }
 
-// busyLimit is how long Sweep tries again to remove what the engine calls busy.
+// busyLimit is how long Sweep tries again to remove what the runtime calls busy.
 const busyLimit = 15 * time.Second
 
-// Sweep implements [Sandboxes]. A call of the engine that outlived the killed process may still be making
+// Sweep implements [Maker]. A call of the runtime that outlived the killed process may still be making
 // a container: those are waited for, so that nothing appears later, and killed if they hang.
 func (c *Containers) Sweep(ctx context.Context, owner string) (int, error) {
 	if owner == "" {
@@ -183,7 +183,7 @@ func (c *Containers) leftovers(ctx context.Context, owner string) ([]string, err
 		return nil, err
 	}
 	ids := strings.Fields(text)
-	if c.opts.Engine != "podman" {
+	if c.opts.Runtime != "podman" {
 		return ids, nil
 	}
 	text, err = c.call(ctx, "list containers", nil, "ps", "--all", "--external", "--no-trunc", "--format", "{{.ID}} {{.Names}}")
@@ -204,20 +204,20 @@ func (c *Containers) remove(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 	defer cancel()
 	args := []string{"rm", "--force", "--volumes"}
-	if c.opts.Engine == "podman" {
+	if c.opts.Runtime == "podman" {
 		args = append(args, "--time", "0")
 	}
 	_, err := c.call(ctx, "remove container "+name, nil, append(args, name)...)
-	if err, ok := errors.AsType[*EngineError](err); ok && isGone(err.Output) {
+	if err, ok := errors.AsType[*RuntimeError](err); ok && isGone(err.Output) {
 		return nil
 	}
 	return err
 }
 
-// command prepares a call of the engine. The engine's program has the environment of this process, as when
-// the user calls it: it says where the engine is.
+// command prepares a call of the runtime. The runtime's program has the environment of this process, as when
+// the user calls it: it says where the runtime is.
 func (c *Containers) command(ctx context.Context, owner string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, c.opts.Program, slices.Concat(c.opts.EngineArgs, args)...)
+	cmd := exec.CommandContext(ctx, c.opts.Program, slices.Concat(c.opts.RuntimeArgs, args)...)
 	cmd.WaitDelay = time.Second
 	if owner != "" {
 		cmd.Env = append(cmd.Environ(), ownerEnv+"="+owner)
@@ -240,10 +240,10 @@ func (c *Containers) callAs(ctx context.Context, owner, action string, log io.Wr
 	}
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		return "", fmt.Errorf("%s: %s: %w", c.opts.Engine, action, context.Cause(ctx))
+		return "", fmt.Errorf("%s: %s: %w", c.opts.Runtime, action, context.Cause(ctx))
 	}
 	if err != nil {
-		return "", newEngineError(c.opts.Engine, action, stderr.String(), err)
+		return "", newRuntimeError(c.opts.Runtime, action, stderr.String(), err)
 	}
 	return strings.TrimSpace(stdout.String()), nil
 }
@@ -275,20 +275,20 @@ type container struct {
 	dir              string // inside
 	env              []string
 	argv             []string
-	network          string // "none", or empty for the engine's default
+	network          string // "none", or empty for the runtime's default
 	mounts           []Mount
 	memoryBytes      int64
 	pids             int
 	cpus             float64
 	caps             []string
 	init             bool
-	terminal         bool // for a person: not named, removed by the engine itself
+	terminal         bool // for a person: not named, removed by the runtime itself
 }
 
-// args returns the arguments of create, or of run for a terminal. They are the same for both engines, but for nothing
+// args returns the arguments of create, or of run for a terminal. They are the same for both runtimes, but for nothing
 // more than the limits that podman takes from this process.
 //
-// The environment is given by env(1) inside, which is in every image with a shell: the engines would add
+// The environment is given by env(1) inside, which is in every image with a shell: the runtimes would add
 // variables of the image, of the container and of their configuration.
 func (c *Containers) args(k container) []string {
 	var args []string
@@ -336,7 +336,7 @@ func (c *Containers) args(k container) []string {
 	return append(args, k.argv...)
 }
 
-// mountArg writes a mount as both engines read it: a line of CSV.
+// mountArg writes a mount as both runtimes read it: a line of CSV.
 func mountArg(m Mount) string {
 	fields := []string{"type=bind", "source=" + m.Host, "target=" + m.Inside}
 	if m.ReadOnly {
@@ -360,8 +360,8 @@ func (c *Containers) create(ctx context.Context, k container) (string, error) {
 	for {
 		k.init = c.hasInit()
 		id, err := c.callAs(ctx, k.owner, "create container "+k.name, nil, c.args(k)...)
-		if err, ok := errors.AsType[*EngineError](err); ok && k.init && lacksInit(err.Output) {
-			c.log.Warn("no init program in containers: orphaned processes are not reaped", "engine", c.opts.Engine, "reason", err.Output)
+		if err, ok := errors.AsType[*RuntimeError](err); ok && k.init && lacksInit(err.Output) {
+			c.log.Warn("no init program in containers: orphaned processes are not reaped", "runtime", c.opts.Runtime, "reason", err.Output)
 			c.mu.Lock()
 			c.noInit = true
 			c.mu.Unlock()
@@ -404,7 +404,7 @@ func (c *Containers) networkMounts() []Mount {
 	return []Mount{{Host: c.opts.CABundle, Inside: insideCABundle, ReadOnly: true}}
 }
 
-// checkMounts finds mistakes that the engines report badly, or not at all.
+// checkMounts finds mistakes that the runtimes report badly, or not at all.
 func checkMounts(mounts []Mount) error {
 	seen := map[string]bool{}
 	for _, m := range mounts {

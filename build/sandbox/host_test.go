@@ -1,17 +1,17 @@
-package build_test
+package sandbox_test
 
 import (
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/sandbox"
 )
 
-// What the host's sandboxes do is tested by the conformance suite in boxtest; here is what they refuse.
+// What the host's sandboxes do is tested by the conformance suite in sandboxtest; here is what they refuse.
 func TestHostMistakes(t *testing.T) {
-	host := build.Host(build.HostOptions{})
-	if _, err := host.Open(t.Context(), build.BoxSpec{Name: "b", Mounts: []build.Mount{{Host: "rel"}}}); err == nil {
+	host := sandbox.Host(sandbox.HostOptions{})
+	if _, err := host.Open(t.Context(), sandbox.Spec{Name: "b", Mounts: []sandbox.Mount{{Host: "rel"}}}); err == nil {
 		t.Error("a mount with a relative path: no error")
 	}
 	if _, err := host.Sweep(t.Context(), ""); err == nil {
@@ -20,7 +20,7 @@ func TestHostMistakes(t *testing.T) {
 	if n, err := host.Sweep(t.Context(), "an owner that nobody is"); n != 0 || err != nil {
 		t.Errorf("sweep of nothing: %d, %v", n, err)
 	}
-	box, err := host.Open(t.Context(), build.BoxSpec{Name: "b", Owner: "me"})
+	box, err := host.Open(t.Context(), sandbox.Spec{Name: "b", Owner: "me"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package build
+package sandbox
 
 import (
 	"io/fs"
@@ -15,8 +15,8 @@ type controlGroup struct {
 	v2          bool
 }
 
-// findControlGroup looks for the group of a container, whose ID is in the name of its folder with every engine and
-// driver. It returns nil if there is none: not yet, or because the engine is on another machine.
+// findControlGroup looks for the group of a container, whose ID is in the name of its folder with every runtime and
+// driver. It returns nil if there is none: not yet, or because the runtime is on another machine.
 func findControlGroup(root fs.FS, id string) *controlGroup {
 	const top = "sys/fs/cgroup"
 	if id == "" {
@@ -64,7 +64,7 @@ func exists(root fs.FS, name string) bool {
 	return err == nil
 }
 
-// sibling returns the group that another container of the same engine has.
+// sibling returns the group that another container of the same runtime has.
 func (g *controlGroup) sibling(id, other string) *controlGroup {
 	return &controlGroup{root: g.root, memory: strings.ReplaceAll(g.memory, id, other), cpu: strings.ReplaceAll(g.cpu, id, other), v2: g.v2}
 }

@@ -1,8 +1,8 @@
 //go:build !linux
 
-package build
+package sandbox
 
-// ulimitArgs is for engines on this machine, which are on Linux only.
+// ulimitArgs is for runtimes on this machine, which are on Linux only.
 func ulimitArgs() []string { return nil }
 
 // markedProcesses needs /proc. What is left of a killed run is not found here.

@@ -1,4 +1,4 @@
-package build
+package sandbox
 
 import (
 	"bytes"
@@ -22,13 +22,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 	"github.com/kiln-build/kiln/internal/kilntest"
-	"github.com/kiln-build/kiln/machine"
 )
 
-// The same container for both engines: what differs is the program, and what was asked for by option.
+// The same container for both runtimes: what differs is the program, and what was asked for by option.
 func TestContainerArgs(t *testing.T) {
 	full := container{
 		name: "kiln-0123abcd-row-x", owner: "run 7", box: "row", image: "sha256:feed", user: "1000:1000", dir: "/inside/src",
@@ -56,8 +54,8 @@ func TestContainerArgs(t *testing.T) {
 		k     container
 		want  []string
 	}{
-		{"docker", ContainerOptions{Engine: "docker"}, nil, full, slices.Concat(fullArgs, command)},
-		{"podman", ContainerOptions{Engine: "podman"}, []string{"--ulimit", "nofile=1:1"}, full, slices.Concat(fullArgs, []string{"--ulimit", "nofile=1:1"}, command)},
+		{"docker", ContainerOptions{Runtime: "docker"}, nil, full, slices.Concat(fullArgs, command)},
+		{"podman", ContainerOptions{Runtime: "podman"}, []string{"--ulimit", "nofile=1:1"}, full, slices.Concat(fullArgs, []string{"--ulimit", "nofile=1:1"}, command)},
 		{
 			"extra arguments",
 			ContainerOptions{ExtraArgs: []string{"--ulimit", "nproc=9:9"}},
@@ -89,13 +87,13 @@ func TestContainerArgs(t *testing.T) {
 	}
 }
 
-// What an environment makes of a command, before the engine is asked.
+// What an environment makes of a command, before the runtime is asked.
 func TestContainerDescribe(t *testing.T) {
-	spec := BoxSpec{
+	spec := Spec{
 		Name: "row", Owner: "me", MemoryBytes: 1 << 30, PIDs: 10, CPUs: 2, User: "65534:65534",
 		Mounts: []Mount{{Host: "/h/src", Inside: "/inside"}, {Host: "/h/cache", Inside: "/cache", ReadOnly: true}},
 	}
-	c := Container(ContainerOptions{Engine: "docker", Network: "host", CABundle: "/h/ca.pem", NetworkEnv: []string{"HTTPS_PROXY=http://p"}})
+	c := Container(ContainerOptions{Runtime: "docker", Network: "host", CABundle: "/h/ca.pem", NetworkEnv: []string{"HTTPS_PROXY=http://p"}})
 	box := &containerBox{c: c, spec: spec, id: "sha256:1", env: []string{"PATH=/image", "CUDA=1"}, gate: newGate("row")}
 
 	got, err := box.describe(Command{Argv: []string{"make"}, Env: []string{"PATH=/mine"}})
@@ -145,15 +143,15 @@ func TestContainerDescribe(t *testing.T) {
 
 func TestContainerMistakes(t *testing.T) {
 	for _, test := range []struct {
-		engine string
-		spec   BoxSpec
-		want   string
+		runtime string
+		spec    Spec
+		want    string
 	}{
-		{"lxc", BoxSpec{Name: "b", Image: "i"}, `open b: "lxc" is not an engine: podman and docker are`},
-		{"podman", BoxSpec{Name: "b"}, "open b: no image is given"},
-		{"podman", BoxSpec{Name: "b", Image: "i", Mounts: []Mount{{Host: "rel", Inside: "/x"}}}, "open b: mount rel: its path on the host is not absolute"},
+		{"lxc", Spec{Name: "b", Image: "i"}, `open b: "lxc" is not a runtime: podman and docker are`},
+		{"podman", Spec{Name: "b"}, "open b: no image is given"},
+		{"podman", Spec{Name: "b", Image: "i", Mounts: []Mount{{Host: "rel", Inside: "/x"}}}, "open b: mount rel: its path on the host is not absolute"},
 	} {
-		if _, err := Container(ContainerOptions{Engine: test.engine}).Open(t.Context(), test.spec); err == nil || err.Error() != test.want {
+		if _, err := Container(ContainerOptions{Runtime: test.runtime}).Open(t.Context(), test.spec); err == nil || err.Error() != test.want {
 			t.Errorf("error %q, want %q", err, test.want)
 		}
 	}
@@ -168,7 +166,7 @@ func TestContainerMistakes(t *testing.T) {
 	}
 }
 
-// Engines read the argument as a line of CSV with fields key=value.
+// Runtimes read the argument as a line of CSV with fields key=value.
 func TestMountArgIsCSV(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.StringOfN(rapid.SampledFrom([]rune(`ab ,"=:'\/é`)), 0, 12, -1)
@@ -243,30 +241,30 @@ func TestMergeEnv(t *testing.T) {
 	}
 }
 
-// Messages as the engines print them.
-func TestEngineErrors(t *testing.T) {
+// Messages as the runtimes print them.
+func TestRuntimeErrors(t *testing.T) {
 	exit := errors.New("exit status 125")
 	for _, test := range []struct {
-		engine, output string
-		err, want      error
-		next           string
+		runtime, output string
+		err, want       error
+		next            string
 	}{
-		{"docker", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?", exit, ErrEngineDown, "systemctl start docker"},
-		{"docker", "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock", exit, ErrEngineDown, "add yourself"},
-		{"podman", "Cannot connect to Podman. Please verify your connection to the Linux system using `podman system connection list`", exit, ErrEngineDown, "podman machine start"},
+		{"docker", "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?", exit, ErrRuntimeDown, "systemctl start docker"},
+		{"docker", "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock", exit, ErrRuntimeDown, "add yourself"},
+		{"podman", "Cannot connect to Podman. Please verify your connection to the Linux system using `podman system connection list`", exit, ErrRuntimeDown, "podman machine start"},
 		{"docker", "Error response from daemon: No such image: none:latest", exit, ErrNoImage, "check the name"},
 		{"podman", "Error: inspecting object: localhost/none: image not known", exit, ErrNoImage, "check the name"},
 		{"podman", "Error: initializing source docker://x:1: reading manifest 1 in x: manifest unknown", exit, ErrNoImage, "check the name"},
 		{"podman", "Error: runc: runc create failed: error setting rlimit type 7: operation not permitted: OCI permission denied", exit, exit, "--ulimit"},
 		{"podman", "Error: something new", exit, exit, ""},
-		{"podman", "", &exec.Error{Name: "podman", Err: exec.ErrNotFound}, ErrNoEngine, "install podman"},
-		{"docker", "", &os.PathError{Op: "fork/exec", Path: "/x/docker", Err: os.ErrNotExist}, ErrNoEngine, "install docker"},
+		{"podman", "", &exec.Error{Name: "podman", Err: exec.ErrNotFound}, ErrNoRuntime, "install podman"},
+		{"docker", "", &os.PathError{Op: "fork/exec", Path: "/x/docker", Err: os.ErrNotExist}, ErrNoRuntime, "install docker"},
 	} {
-		got := newEngineError(test.engine, "do it", test.output, test.err)
+		got := newRuntimeError(test.runtime, "do it", test.output, test.err)
 		if !errors.Is(got, test.want) || (test.next == "") != (got.Next == "") || !strings.Contains(got.Next, test.next) {
 			t.Errorf("%q: %+v", test.output, got)
 		}
-		if text := got.Error(); !strings.HasPrefix(text, test.engine+": do it: ") || strings.Contains(text, "Error: ") {
+		if text := got.Error(); !strings.HasPrefix(text, test.runtime+": do it: ") || strings.Contains(text, "Error: ") {
 			t.Errorf("%q: text %q", test.output, text)
 		}
 	}
@@ -274,15 +272,15 @@ func TestEngineErrors(t *testing.T) {
 
 func TestNoEngine(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "podman")
-	for _, program := range []string{missing, "there-is-no-such-engine"} {
+	for _, program := range []string{missing, "there-is-no-such-runtime"} {
 		c := Container(ContainerOptions{Program: program})
-		if _, err := c.Check(t.Context()); !errors.Is(err, ErrNoEngine) {
+		if _, err := c.Check(t.Context()); !errors.Is(err, ErrNoRuntime) {
 			t.Errorf("%s: Check: %v", program, err)
 		}
-		if _, err := c.Open(t.Context(), BoxSpec{Name: "b", Image: "debian"}); !errors.Is(err, ErrNoEngine) {
+		if _, err := c.Open(t.Context(), Spec{Name: "b", Image: "debian"}); !errors.Is(err, ErrNoRuntime) {
 			t.Errorf("%s: Open: %v", program, err)
 		}
-		if _, err := c.Sweep(t.Context(), "me"); !errors.Is(err, ErrNoEngine) {
+		if _, err := c.Sweep(t.Context(), "me"); !errors.Is(err, ErrNoRuntime) {
 			t.Errorf("%s: Sweep: %v", program, err)
 		}
 	}
@@ -293,29 +291,29 @@ func TestDockerDown(t *testing.T) {
 	if _, err := exec.LookPath("docker"); err != nil {
 		kilntest.Lacking(t, "docker", "no docker command")
 	}
-	c := Container(ContainerOptions{Engine: "docker", EngineArgs: []string{"--host", "unix://" + filepath.Join(t.TempDir(), "none.sock")}})
-	if _, err := c.Check(t.Context()); !errors.Is(err, ErrEngineDown) {
+	c := Container(ContainerOptions{Runtime: "docker", RuntimeArgs: []string{"--host", "unix://" + filepath.Join(t.TempDir(), "none.sock")}})
+	if _, err := c.Check(t.Context()); !errors.Is(err, ErrRuntimeDown) {
 		t.Errorf("Check: %v", err)
 	}
-	_, err := c.Open(t.Context(), BoxSpec{Name: "b", Image: "debian"})
-	if !errors.Is(err, ErrEngineDown) || !strings.Contains(err.Error(), "start its service") {
+	_, err := c.Open(t.Context(), Spec{Name: "b", Image: "debian"})
+	if !errors.Is(err, ErrRuntimeDown) || !strings.Contains(err.Error(), "start its service") {
 		t.Errorf("Open: %v", err)
 	}
 }
 
-// brokenEngine is a program that answers some calls, notes all of them, and injects faults.
-func brokenEngine(t *testing.T, script string) (c *Containers, calls func() []string) {
+// brokenRuntime is a program that answers some calls, notes all of them, and injects faults.
+func brokenRuntime(t *testing.T, script string) (c *Containers, calls func() []string) {
 	t.Helper()
 	if runtime.GOOS == "windows" {
 		t.Skip("the fault is injected by a shell script")
 	}
 	dir := t.TempDir()
-	program := filepath.Join(dir, "engine")
+	program := filepath.Join(dir, "runtime")
 	text := "#!/bin/sh\ncd '" + dir + "'\necho \"$*\" >>calls\n" + script
 	if err := os.WriteFile(program, []byte(text), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	return Container(ContainerOptions{Engine: "docker", Program: program}), func() []string {
+	return Container(ContainerOptions{Runtime: "docker", Program: program}), func() []string {
 		data, err := os.ReadFile(filepath.Join(dir, "calls"))
 		if err != nil {
 			t.Fatal(err)
@@ -327,7 +325,7 @@ func brokenEngine(t *testing.T, script string) (c *Containers, calls func() []st
 const inspectAnswer = `[{"Id":"sha256:11","RepoDigests":["docker.io/library/debian@sha256:22"],"Config":{"Env":["PATH=/bin"]}}]`
 
 func TestPullTriesAgain(t *testing.T) {
-	c, calls := brokenEngine(t, `
+	c, calls := brokenRuntime(t, `
 case "$1" in
 image) [ -e here ] && echo '`+inspectAnswer+`' && exit; echo "Error: No such image: $3" >&2; exit 1 ;;
 pull) echo "layer 1" >&2; echo x >>tries; [ "$(wc -l <tries)" -ge 3 ] && : >here && exit; echo "read tcp: connection reset by peer" >&2; exit 1 ;;
@@ -335,7 +333,7 @@ esac`)
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		start := time.Now()
-		box, err := c.Open(t.Context(), BoxSpec{Name: "b", Image: "debian:13", Log: &log})
+		box, err := c.Open(t.Context(), Spec{Name: "b", Image: "debian:13", Log: &log})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -363,15 +361,15 @@ func TestPullGivesUp(t *testing.T) {
 	}{
 		{"read tcp: connection reset by peer", 3, nil},
 		{"reading manifest 13 in docker.io/library/debian: manifest unknown", 1, ErrNoImage},
-		{"Cannot connect to the Docker daemon at unix:///x", 1, ErrEngineDown},
+		{"Cannot connect to the Docker daemon at unix:///x", 1, ErrRuntimeDown},
 	} {
-		c, calls := brokenEngine(t, `
+		c, calls := brokenRuntime(t, `
 case "$1" in
 image) echo "Error: No such image: $3" >&2; exit 1 ;;
 pull) echo "`+test.message+`" >&2; exit 1 ;;
 esac`)
 		synctest.Test(t, func(t *testing.T) {
-			_, err := c.Open(t.Context(), BoxSpec{Name: "b", Image: "debian:13"})
+			_, err := c.Open(t.Context(), Spec{Name: "b", Image: "debian:13"})
 			if err == nil || !strings.Contains(err.Error(), test.message) || test.want != nil && !errors.Is(err, test.want) {
 				t.Errorf("error %v", err)
 			}
@@ -383,24 +381,24 @@ esac`)
 	}
 }
 
-// An engine that stops in the middle of a command is not a command that failed.
-func TestEngineBreaks(t *testing.T) {
+// A runtime that stops in the middle of a command is not a command that failed.
+func TestRuntimeBreaks(t *testing.T) {
 	for _, test := range []struct{ name, start, state, want string }{
 		{"not started", `echo "OCI runtime error" >&2; exit 126`, `"Running":false,"ExitCode":126,"StartedAt":"0001-01-01T00:00:00Z"`, "start container"},
 		{"client lost", `exit 1`, `"Running":true,"StartedAt":"2026-01-01T00:00:00Z"`, "follow container"},
 	} {
-		c, calls := brokenEngine(t, `
+		c, calls := brokenRuntime(t, `
 case "$1" in
 image) echo '`+inspectAnswer+`' ;;
 start) `+test.start+` ;;
 container) echo '[{"Id":"x","State":{`+test.state+`}}]' ;;
 esac`)
-		box, err := c.Open(t.Context(), BoxSpec{Name: "b", Image: "debian"})
+		box, err := c.Open(t.Context(), Spec{Name: "b", Image: "debian"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = box.Run(t.Context(), Command{Argv: []string{"true"}, Stdout: io.Discard})
-		if engine, ok := errors.AsType[*EngineError](err); !ok || !strings.HasPrefix(engine.Action, test.want) {
+		if failed, ok := errors.AsType[*RuntimeError](err); !ok || !strings.HasPrefix(failed.Action, test.want) {
 			t.Errorf("%s: error %v", test.name, err)
 		}
 		if all := calls(); !strings.HasPrefix(all[len(all)-1], "rm --force --volumes kiln-") {
@@ -409,46 +407,15 @@ esac`)
 	}
 }
 
-// A container that cannot be started is not an image without Python, and a fix for root has no sudo.
-func TestEngineBreaksBeforePython(t *testing.T) {
-	c, _ := brokenEngine(t, `
-case "$1" in
-image) echo '`+inspectAnswer+`' ;;
-start) echo "Error: OCI runtime error: crun: cgroups in hybrid mode not supported, drop all controllers from cgroupv2" >&2; exit 126 ;;
-container) echo '[{"Id":"x","State":{"Running":false,"ExitCode":126,"StartedAt":"0001-01-01T00:00:00Z"}}]' ;;
-esac`)
-	dir := t.TempDir()
-	a := &attempt{
-		Recipe: &Recipe{Image: "debian:13"}, opts: &Options{StateDir: dir, Sandboxes: c}, try: &engine.Attempt{}, work: dir, stage: machine.StagePrepare,
-		log: &tailWriter{to: io.Discard},
-	}
-	a.Row.Python = "3.12"
-	box, err := c.Open(t.Context(), BoxSpec{Name: "b", Image: "debian:13", Mounts: []Mount{{Host: dir, Inside: insideWork}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = a.findPython(t.Context(), box, a.scripts())
-	if own, ok := errors.AsType[*diagnosed](err); ok {
-		t.Fatalf("a broken engine is taken for %s: %v", own.ID, err)
-	}
-	e := a.evidence(t.Context(), err)
-	if found := machine.Diagnose(e); len(found) != 1 || found[0].ID != "container-runtime" || !strings.Contains(found[0].Detail, "hybrid mode") {
-		t.Errorf("%v: %+v", err, found)
-	}
-	if e.Root != (os.Geteuid() == 0) {
-		t.Errorf("root is %v", e.Root)
-	}
-}
-
-// An engine without an init program is used without.
+// A runtime without an init program is used without.
 func TestNoInit(t *testing.T) {
-	c, calls := brokenEngine(t, `
+	c, calls := brokenRuntime(t, `
 case "$*" in
 image*) echo '`+inspectAnswer+`' ;;
 create*--init*) echo "Error: container-init binary not found on the host: stat /x: no such file" >&2; exit 125 ;;
 container*) echo '[{"Id":"x","State":{"ExitCode":0,"StartedAt":"2026-01-01T00:00:00Z","FinishedAt":"2026-01-01T00:00:02Z"}}]' ;;
 esac`)
-	box, err := c.Open(t.Context(), BoxSpec{Name: "b", Image: "debian"})
+	box, err := c.Open(t.Context(), Spec{Name: "b", Image: "debian"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package build
+package sandbox
 
 import (
 	"errors"
@@ -8,27 +8,27 @@ import (
 	"strings"
 )
 
-// What can be wrong with an engine rather than with a command. Every [EngineError] that is one of them says what to do next.
+// What can be wrong with a runtime rather than with a command. Every [RuntimeError] that is one of them says what to do next.
 var (
-	// ErrNoEngine means that the engine's program is not there.
-	ErrNoEngine = errors.New("container engine not found")
-	// ErrEngineDown means that the engine's service does not answer, or not to this user.
-	ErrEngineDown = errors.New("container engine not reachable")
+	// ErrNoRuntime means that the runtime's program is not there.
+	ErrNoRuntime = errors.New("container runtime not found")
+	// ErrRuntimeDown means that the runtime's service does not answer, or not to this user.
+	ErrRuntimeDown = errors.New("container runtime not reachable")
 	// ErrNoImage means that an image is neither here nor in its registry.
 	ErrNoImage = errors.New("image not found")
 )
 
-// EngineError is a call of a container engine that did not succeed.
-type EngineError struct {
-	Engine string // "podman" or "docker"
-	Action string // "pull debian:13"
-	Output string // what the engine printed, without the first "Error:"
-	Next   string // what the user can do, if that is known
-	Err    error  // ErrNoEngine, ErrEngineDown, ErrNoImage, or how the program ended
+// RuntimeError is a call of a container runtime that did not succeed.
+type RuntimeError struct {
+	Runtime string // "podman" or "docker"
+	Action  string // "pull debian:13"
+	Output  string // what the runtime printed, without the first "Error:"
+	Next    string // what the user can do, if that is known
+	Err     error  // ErrNoRuntime, ErrRuntimeDown, ErrNoImage, or how the program ended
 }
 
-// Error returns the action, the engine's own last line and the next step.
-func (e *EngineError) Error() string {
+// Error returns the action, the runtime's own last line and the next step.
+func (e *RuntimeError) Error() string {
 	said := e.Output
 	if i := strings.LastIndexByte(said, '\n'); i >= 0 {
 		said = said[i+1:]
@@ -36,7 +36,7 @@ func (e *EngineError) Error() string {
 	if said == "" {
 		said = e.Err.Error()
 	}
-	text := fmt.Sprintf("%s: %s: %s", e.Engine, e.Action, said)
+	text := fmt.Sprintf("%s: %s: %s", e.Runtime, e.Action, said)
 	if e.Next != "" {
 		text += "; " + e.Next
 	}
@@ -44,22 +44,22 @@ func (e *EngineError) Error() string {
 }
 
 // Unwrap returns Err.
-func (e *EngineError) Unwrap() error { return e.Err }
+func (e *RuntimeError) Unwrap() error { return e.Err }
 
-// engineSigns are the words by which an engine's message is recognized, in lower case, most special first.
-var engineSigns = []struct {
+// runtimeSigns are the words by which a runtime's message is recognized, in lower case, most special first.
+var runtimeSigns = []struct {
 	words []string
 	err   error
-	next  map[string]string // by engine; "" for both
+	next  map[string]string // by runtime; "" for both
 }{
 	{
 		[]string{"permission denied while trying to connect"},
-		ErrEngineDown,
+		ErrRuntimeDown,
 		map[string]string{"": "add yourself to the group that owns its socket (docker), or use podman, which needs no service"},
 	},
 	{
 		[]string{"cannot connect to the docker daemon", "cannot connect to podman", "error during connect", "unable to connect to podman", "is the docker daemon running", "failed to connect to the docker api"},
-		ErrEngineDown,
+		ErrRuntimeDown,
 		map[string]string{
 			"docker": "start its service (systemctl start docker), or use podman, which needs none",
 			"podman": "start its machine (podman machine start)",
@@ -73,7 +73,7 @@ var engineSigns = []struct {
 	{
 		[]string{"error setting rlimit"},
 		nil,
-		map[string]string{"": "this machine lets containers have fewer open files or processes than asked for: give the engine arguments such as --ulimit nofile=1024:1024 --ulimit nproc=1000:1000"},
+		map[string]string{"": "this machine lets containers have fewer open files or processes than asked for: give the runtime arguments such as --ulimit nofile=1024:1024 --ulimit nproc=1000:1000"},
 	},
 	{
 		[]string{"/usr/bin/env"},
@@ -83,7 +83,7 @@ var engineSigns = []struct {
 	{
 		[]string{"slirp4netns", "pasta", "netavark", "cni plugin", "iptables"},
 		nil,
-		map[string]string{"": "the engine cannot make a network here: use the network of the host"},
+		map[string]string{"": "the runtime cannot make a network here: use the network of the host"},
 	},
 	{
 		[]string{"no space left on device"},
@@ -92,15 +92,15 @@ var engineSigns = []struct {
 	},
 }
 
-// newEngineError explains a failed call from what the engine printed.
-func newEngineError(engine, action, output string, err error) *EngineError {
-	e := &EngineError{Engine: engine, Action: action, Output: strings.TrimPrefix(strings.TrimSpace(output), "Error: "), Err: err}
+// newRuntimeError explains a failed call from what the runtime printed.
+func newRuntimeError(runtime, action, output string, err error) *RuntimeError {
+	e := &RuntimeError{Runtime: runtime, Action: action, Output: strings.TrimPrefix(strings.TrimSpace(output), "Error: "), Err: err}
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
-		e.Err, e.Next = ErrNoEngine, "install "+engine+", name its path, or build on the host"
+		e.Err, e.Next = ErrNoRuntime, "install "+runtime+", name its path, or build on the host"
 		return e
 	}
 	low := strings.ToLower(e.Output)
-	for _, sign := range engineSigns {
+	for _, sign := range runtimeSigns {
 		for _, word := range sign.words {
 			if !strings.Contains(low, word) {
 				continue
@@ -108,7 +108,7 @@ func newEngineError(engine, action, output string, err error) *EngineError {
 			if sign.err != nil {
 				e.Err = sign.err
 			}
-			e.Next = sign.next[engine]
+			e.Next = sign.next[runtime]
 			if e.Next == "" {
 				e.Next = sign.next[""]
 			}
@@ -118,14 +118,14 @@ func newEngineError(engine, action, output string, err error) *EngineError {
 	return e
 }
 
-// isGone reports whether an engine says that a container does not exist, or is being removed by someone else.
+// isGone reports whether a runtime says that a container does not exist, or is being removed by someone else.
 func isGone(output string) bool {
 	low := strings.ToLower(output)
 	return strings.Contains(low, "no such container") || strings.Contains(low, "no container with name or id") ||
 		strings.Contains(low, "is already in progress")
 }
 
-// lacksInit reports whether an engine says that it has no program for --init.
+// lacksInit reports whether a runtime says that it has no program for --init.
 func lacksInit(output string) bool {
 	return strings.Contains(output, "container-init binary not found") || strings.Contains(output, "docker-init")
 }

@@ -1,8 +1,8 @@
-// Package boxtest is the conformance suite of [build.Sandboxes]: what every implementation promises, tested with real
+// Package sandboxtest is the conformance suite of [sandbox.Maker]: what every implementation promises, tested with real
 // commands. A command of the suite needs sh, bash, env and coreutils inside.
 //
 // It does not test what only one implementation has, such as derived images.
-package boxtest
+package sandboxtest
 
 import (
 	"bytes"
@@ -23,14 +23,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
 // Suite says what is tested and how it can be looked at from outside.
 type Suite struct {
 	// Sandboxes is the implementation.
-	Sandboxes build.Sandboxes
+	Sandboxes sandbox.Maker
 	// Image is used for every environment.
 	Image string
 	// Isolated says that the inside has its own file system: mounts have other paths and can be read-only.
@@ -55,12 +55,12 @@ const waiting = 2 * time.Minute
 
 // job is what a driver does.
 type job struct {
-	Spec build.BoxSpec
+	Spec sandbox.Spec
 	Argv []string
 }
 
 // Drive reads one job from r, runs it and hands on its output. It is meant to be killed.
-func Drive(ctx context.Context, sandboxes build.Sandboxes, r io.Reader, w io.Writer) error {
+func Drive(ctx context.Context, sandboxes sandbox.Maker, r io.Reader, w io.Writer) error {
 	var j job
 	if err := json.NewDecoder(r).Decode(&j); err != nil {
 		return err
@@ -72,11 +72,11 @@ func Drive(ctx context.Context, sandboxes build.Sandboxes, r io.Reader, w io.Wri
 	if _, err := fmt.Fprintln(w, "open"); err != nil {
 		return err
 	}
-	_, err = box.Run(ctx, build.Command{Argv: j.Argv, Env: []string{PATH}, Stdout: w})
+	_, err = box.Run(ctx, sandbox.Command{Argv: j.Argv, Env: []string{PATH}, Stdout: w})
 	return errors.Join(err, box.Close(ctx))
 }
 
-// Run tests that an implementation does what [build.Sandboxes] and [build.Box] say.
+// Run tests that an implementation does what [sandbox.Maker] and [sandbox.Box] say.
 func Run(t *testing.T, s Suite) {
 	t.Helper()
 	type test struct {
@@ -109,7 +109,7 @@ func Run(t *testing.T, s Suite) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			e := &env{Suite: s, dir: t.TempDir()}
-			e.owner = fmt.Sprintf("boxtest %d of %d", rand.Uint32(), os.Getpid())
+			e.owner = fmt.Sprintf("sandboxtest %d of %d", rand.Uint32(), os.Getpid())
 			e.box = fmt.Sprintf("%s-%d", test.name, rand.Uint32())
 			test.run(t, e)
 			if left := s.Left(t, e.owner, e.box); len(left) > 0 {
@@ -125,14 +125,14 @@ type env struct {
 	dir, owner, box string
 }
 
-func (e *env) spec() build.BoxSpec {
-	return build.BoxSpec{
+func (e *env) spec() sandbox.Spec {
+	return sandbox.Spec{
 		Name: e.box, Owner: e.owner, Image: e.Image,
-		Mounts: []build.Mount{{Host: e.dir, Inside: "/inside/shared folder"}},
+		Mounts: []sandbox.Mount{{Host: e.dir, Inside: "/inside/shared folder"}},
 	}
 }
 
-func (e *env) open(t *testing.T, change func(*build.BoxSpec)) build.Box {
+func (e *env) open(t *testing.T, change func(*sandbox.Spec)) sandbox.Box {
 	t.Helper()
 	spec := e.spec()
 	if change != nil {
@@ -151,7 +151,7 @@ func (e *env) open(t *testing.T, change func(*build.BoxSpec)) build.Box {
 }
 
 // output runs a shell script that must succeed.
-func output(t *testing.T, box build.Box, script string, args ...string) string {
+func output(t *testing.T, box sandbox.Box, script string, args ...string) string {
 	t.Helper()
 	var out bytes.Buffer
 	if _, err := box.Run(t.Context(), shell(script, &out, args...)); err != nil {
@@ -160,8 +160,8 @@ func output(t *testing.T, box build.Box, script string, args ...string) string {
 	return out.String()
 }
 
-func shell(script string, out io.Writer, args ...string) build.Command {
-	return build.Command{Argv: append([]string{"sh", "-c", script, "sh"}, args...), Env: []string{PATH}, Stdout: out}
+func shell(script string, out io.Writer, args ...string) sandbox.Command {
+	return sandbox.Command{Argv: append([]string{"sh", "-c", script, "sh"}, args...), Env: []string{PATH}, Stdout: out}
 }
 
 func testExitCode(t *testing.T, e *env) {
@@ -186,7 +186,7 @@ func testExitCode(t *testing.T, e *env) {
 
 func testNotFound(t *testing.T, e *env) {
 	box := e.open(t, nil)
-	outcome, err := box.Run(t.Context(), build.Command{Argv: []string{"there-is-no-such-program"}, Env: []string{PATH}})
+	outcome, err := box.Run(t.Context(), sandbox.Command{Argv: []string{"there-is-no-such-program"}, Env: []string{PATH}})
 	if _, ok := errors.AsType[*run.Error](err); !ok || outcome.ExitCode == 0 {
 		t.Errorf("error %v, exit code %d", err, outcome.ExitCode)
 	}
@@ -301,7 +301,7 @@ func testEnv(t *testing.T, e *env) {
 		PATH, "EMPTY=", "SPACES=  a  b ", "LINES=a\nb\n", `QUOTES='"$HOME\`, "UNICODE=é→", "EQUAL=a=b", "COMMA=a,b",
 	}
 	var out bytes.Buffer
-	if _, err := box.Run(t.Context(), build.Command{Argv: []string{"env", "-0"}, Env: given, Stdout: &out}); err != nil {
+	if _, err := box.Run(t.Context(), sandbox.Command{Argv: []string{"env", "-0"}, Env: given, Stdout: &out}); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{}
@@ -340,7 +340,7 @@ func testDir(t *testing.T, e *env) {
 	box := e.open(t, nil)
 	for _, dir := range []string{"", e.dir, sub} {
 		var out bytes.Buffer
-		if _, err := box.Run(t.Context(), build.Command{Argv: []string{"pwd", "-P"}, Dir: dir, Env: []string{PATH}, Stdout: &out}); err != nil {
+		if _, err := box.Run(t.Context(), sandbox.Command{Argv: []string{"pwd", "-P"}, Dir: dir, Env: []string{PATH}, Stdout: &out}); err != nil {
 			t.Fatal(err)
 		}
 		want := dir
@@ -362,10 +362,10 @@ func testMounts(t *testing.T, e *env) {
 	if err := os.WriteFile(file, []byte("from the host"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	box := e.open(t, func(spec *build.BoxSpec) {
+	box := e.open(t, func(spec *sandbox.Spec) {
 		spec.Mounts = append(spec.Mounts,
-			build.Mount{Host: sources, Inside: "/inside/sources", ReadOnly: true},
-			build.Mount{Host: file, Inside: "/opt/single", ReadOnly: true})
+			sandbox.Mount{Host: sources, Inside: "/inside/sources", ReadOnly: true},
+			sandbox.Mount{Host: file, Inside: "/opt/single", ReadOnly: true})
 	})
 	got := output(t, box, `cat "$1"; printf 'from the inside' >"$2"`, box.Inside(file), box.Inside(filepath.Join(e.dir, "made")))
 	if got != "from the host" {
@@ -396,8 +396,8 @@ func testInside(t *testing.T, e *env) {
 	if err := os.Mkdir(nested, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	box := e.open(t, func(spec *build.BoxSpec) {
-		spec.Mounts = append(spec.Mounts, build.Mount{Host: nested, Inside: "/nested"})
+	box := e.open(t, func(spec *sandbox.Spec) {
+		spec.Mounts = append(spec.Mounts, sandbox.Mount{Host: nested, Inside: "/nested"})
 	})
 	want := map[string]string{
 		e.dir:                              "/inside/shared folder",
@@ -470,7 +470,7 @@ func testNetwork(t *testing.T, e *env) {
 	const connect = `port=$0; for host; do if (exec 3<>"/dev/tcp/$host/$port") 2>/dev/null; then echo "$host"; fi; done`
 	for _, network := range []bool{false, true} {
 		var out bytes.Buffer
-		_, err := box.Run(t.Context(), build.Command{
+		_, err := box.Run(t.Context(), sandbox.Command{
 			Argv: append([]string{"bash", "-c", connect, port}, hosts...), Env: []string{PATH}, Network: network, Stdout: &out,
 		})
 		if err != nil {
@@ -521,7 +521,7 @@ func testUsage(t *testing.T, e *env) {
 			t.Error(err)
 		}
 	}()
-	outcome, err := box.Run(t.Context(), build.Command{
+	outcome, err := box.Run(t.Context(), sandbox.Command{
 		Argv: []string{"bash", "-c", hold, "bash", "64", box.Inside(release)}, Env: []string{PATH},
 		Stdout: &until{text: "holding", f: func() { close(ready) }},
 	})
@@ -538,11 +538,11 @@ func testUsage(t *testing.T, e *env) {
 
 func testMemoryLimit(t *testing.T, e *env) {
 	const limit = 48 << 20
-	box := e.open(t, func(spec *build.BoxSpec) { spec.MemoryBytes = limit })
+	box := e.open(t, func(spec *sandbox.Spec) { spec.MemoryBytes = limit })
 	never := filepath.Join(e.dir, "never")
 
 	// The command itself is killed, and its counters with it.
-	outcome, err := box.Run(t.Context(), build.Command{Argv: []string{"bash", "-c", "exec tail /dev/zero"}, Env: []string{PATH}})
+	outcome, err := box.Run(t.Context(), sandbox.Command{Argv: []string{"bash", "-c", "exec tail /dev/zero"}, Env: []string{PATH}})
 	if err == nil || !outcome.OOMKilled || outcome.PeakMemoryBytes < limit {
 		t.Errorf("main process: killed for memory: %v, peak %d, error %v", outcome.OOMKilled, outcome.PeakMemoryBytes, err)
 	}
@@ -564,22 +564,22 @@ func testMemoryLimit(t *testing.T, e *env) {
 }
 
 func testProcessLimit(t *testing.T, e *env) {
-	box := e.open(t, func(spec *build.BoxSpec) { spec.PIDs = 20 })
+	box := e.open(t, func(spec *sandbox.Spec) { spec.PIDs = 20 })
 	const fork = `for i in $(seq 40); do sleep 60 & done; echo all`
 	var out bytes.Buffer
-	_, err := box.Run(t.Context(), build.Command{Argv: []string{"sh", "-c", fork}, Env: []string{PATH}, Stdout: &out})
+	_, err := box.Run(t.Context(), sandbox.Command{Argv: []string{"sh", "-c", fork}, Env: []string{PATH}, Stdout: &out})
 	if err == nil || strings.Contains(out.String(), "all") {
 		t.Errorf("40 processes where 20 may be: %v, %q", err, &out)
 	}
 }
 
 // startForever runs a command that would never end, with a daemon below it, and returns when it has begun.
-func (e *env) startForever(ctx context.Context, t *testing.T, box build.Box) (result func() error) {
+func (e *env) startForever(ctx context.Context, t *testing.T, box sandbox.Box) (result func() error) {
 	t.Helper()
 	ready := make(chan struct{})
 	ended := make(chan error, 1)
 	go func() {
-		_, err := box.Run(ctx, build.Command{Argv: forever, Env: []string{PATH}, Stdout: &until{text: "ready", f: func() { close(ready) }}})
+		_, err := box.Run(ctx, sandbox.Command{Argv: forever, Env: []string{PATH}, Stdout: &until{text: "ready", f: func() { close(ready) }}})
 		ended <- err
 	}()
 	select {

@@ -1,4 +1,4 @@
-package build
+package sandbox
 
 import (
 	"bytes"
@@ -19,13 +19,13 @@ import (
 	"github.com/kiln-build/kiln/internal/run"
 )
 
-// killedExitCode is what an engine reports for a command that SIGKILL ended.
+// killedExitCode is what a runtime reports for a command that SIGKILL ended.
 const killedExitCode = 128 + 9
 
 // containerBox is an environment of containers: one for each command.
 type containerBox struct {
 	c      *Containers
-	spec   BoxSpec
+	spec   Spec
 	pinned string
 	id     string   // of the image that is run, with setup
 	env    []string // of the image
@@ -40,7 +40,7 @@ func (b *containerBox) Env() []string { return slices.Clone(b.env) }
 func (b *containerBox) Inside(host string) string {
 	m, rest, ok := findMount(b.spec.Mounts, host)
 	if !ok {
-		panic(fmt.Sprintf("build: %s is in no mount of %s", host, b.spec.Name))
+		panic(fmt.Sprintf("sandbox: %s is in no mount of %s", host, b.spec.Name))
 	}
 	return path.Join(m.Inside, filepath.ToSlash(rest))
 }
@@ -86,7 +86,7 @@ func (b *containerBox) user() string {
 	if b.spec.User != "" {
 		return b.spec.User
 	}
-	if uid := os.Getuid(); b.c.opts.Engine == "docker" && uid > 0 {
+	if uid := os.Getuid(); b.c.opts.Runtime == "docker" && uid > 0 {
 		return fmt.Sprintf("%d:%d", uid, os.Getgid())
 	}
 	return ""
@@ -149,9 +149,9 @@ func (b *containerBox) run(ctx context.Context, cmd Command, out *boxOutput) (ou
 	case err != nil:
 		return outcome, nil, err
 	case state.Running:
-		return outcome, nil, newEngineError(b.c.opts.Engine, "follow container "+k.name, strings.Join(out.tail(), "\n"), ended)
+		return outcome, nil, newRuntimeError(b.c.opts.Runtime, "follow container "+k.name, strings.Join(out.tail(), "\n"), ended)
 	case state.StartedAt.IsZero() || state.StartedAt.Year() <= 1:
-		return outcome, nil, newEngineError(b.c.opts.Engine, "start container "+k.name, strings.Join(out.tail(), "\n"), ended)
+		return outcome, nil, newRuntimeError(b.c.opts.Runtime, "start container "+k.name, strings.Join(out.tail(), "\n"), ended)
 	}
 	outcome.ExitCode = state.ExitCode
 	if wall := state.FinishedAt.Sub(state.StartedAt); wall > 0 {
@@ -225,10 +225,10 @@ func (b *containerBox) Shell(dir string, env []string) []string {
 		Argv: []string{"sh", "-c", "if command -v bash >/dev/null; then exec bash; fi; exec sh"}, Dir: dir, Env: env, Network: true,
 	})
 	if err != nil {
-		panic("build: shell in " + b.spec.Name + ": " + err.Error())
+		panic("sandbox: shell in " + b.spec.Name + ": " + err.Error())
 	}
 	k.terminal = true
-	return slices.Concat([]string{b.c.opts.Program}, b.c.opts.EngineArgs, b.c.args(k))
+	return slices.Concat([]string{b.c.opts.Program}, b.c.opts.RuntimeArgs, b.c.args(k))
 }
 
 func (b *containerBox) Close(ctx context.Context) error { return b.gate.close(ctx) }
@@ -242,7 +242,7 @@ type containerState struct {
 	FinishedAt time.Time
 }
 
-// inspected is a container as an engine describes it.
+// inspected is a container as a runtime describes it.
 type inspected struct {
 	ID    string `json:"Id"`
 	State containerState
@@ -266,7 +266,7 @@ func (c *Containers) inspect(ctx context.Context, name string) (inspected, error
 	}
 	info, err := parseContainer([]byte(text))
 	if err != nil {
-		return inspected{}, fmt.Errorf("%s: look at container %s: %w", c.opts.Engine, name, err)
+		return inspected{}, fmt.Errorf("%s: look at container %s: %w", c.opts.Runtime, name, err)
 	}
 	return info, nil
 }
@@ -324,7 +324,7 @@ func (c *Containers) newMeter(id string) *meter {
 	return m
 }
 
-// waitForGroup returns the control group of a container when it is there. Groups of one engine are in one place under
+// waitForGroup returns the control group of a container when it is there. Groups of one runtime are in one place under
 // their own ID, so the search through all of them is made for the first only.
 func (c *Containers) waitForGroup(ctx context.Context, id string) *controlGroup {
 	for pause := firstLook; ; {

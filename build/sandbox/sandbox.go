@@ -1,4 +1,8 @@
-package build
+// Package sandbox makes the environments that rows are built and tested in: on the host, or as
+// containers of podman or docker, which are called runtimes here. It runs commands in them, measures
+// and limits them, and removes what is left. What every implementation promises is tested by
+// package sandboxtest. It knows nothing of rows, wheels or Python.
+package sandbox
 
 import (
 	"context"
@@ -7,22 +11,22 @@ import (
 	"github.com/kiln-build/kiln/internal/run"
 )
 
-// Sandboxes makes the environments that rows are built and tested in: on the host,
-// or as containers of one engine. It is safe for concurrent use.
-type Sandboxes interface {
+// Maker makes environments: on the host, or as containers of one runtime. It is safe for concurrent
+// use.
+type Maker interface {
 	// Name is "host", "podman" or "docker".
 	Name() string
 	// Open makes an environment. Nothing runs in it yet. An image that is not
 	// there is pulled, with three attempts, and pinned: Box.Image tells the digest.
-	Open(ctx context.Context, spec BoxSpec) (Box, error)
+	Open(ctx context.Context, spec Spec) (Box, error)
 	// Sweep ends and removes everything that earlier, killed runs with this owner
 	// left behind, and returns how many things that were. It never touches what
 	// other owners made.
 	Sweep(ctx context.Context, owner string) (int, error)
 }
 
-// BoxSpec says what an environment looks like.
-type BoxSpec struct {
+// Spec says what an environment looks like.
+type Spec struct {
 	// Name is unique among the environments that are open, and readable.
 	Name string
 	// Owner is written on everything that outlives a process, for Sweep.
@@ -41,10 +45,10 @@ type BoxSpec struct {
 	MemoryBytes int64
 	PIDs        int
 	CPUs        float64
-	// User is who commands run as inside, as "uid:gid"; empty means someone who can
+	// User is who commands run as inside, as "uid:gid"; empty means a user who can
 	// write into the mounts. The host ignores it.
 	User string
-	// Log gets what the engine itself prints: pulls, setup.
+	// Log gets what the runtime itself prints: pulls, setup.
 	Log io.Writer
 }
 

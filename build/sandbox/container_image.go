@@ -1,4 +1,4 @@
-package build
+package sandbox
 
 import (
 	"context"
@@ -24,7 +24,7 @@ const (
 	setupRepo    = "localhost/kiln-setup"
 )
 
-// image is what an engine knows about an image that is here.
+// image is what a runtime knows about an image that is here.
 type image struct {
 	ID          string `json:"Id"`
 	RepoDigests []string
@@ -38,7 +38,7 @@ func (i image) pin(name string) string {
 		repo = repo[:colon]
 	}
 	for _, digest := range i.RepoDigests {
-		// Engines write short names out: debian is docker.io/library/debian.
+		// Runtimes write short names out: debian is docker.io/library/debian.
 		if from, _, _ := strings.Cut(digest, "@"); from == repo || strings.HasSuffix(from, "/"+repo) {
 			return digest
 		}
@@ -70,7 +70,7 @@ func (c *Containers) inspectImage(ctx context.Context, name string) (image, erro
 	}
 	img, err := parseImage([]byte(text))
 	if err != nil {
-		return image{}, fmt.Errorf("%s: look at image %s: %w", c.opts.Engine, name, err)
+		return image{}, fmt.Errorf("%s: look at image %s: %w", c.opts.Runtime, name, err)
 	}
 	return img, nil
 }
@@ -83,7 +83,7 @@ func (c *Containers) image(ctx context.Context, name string, log io.Writer) (ima
 	}
 	if strings.HasPrefix(name, "localhost/") {
 		// No registry has it: the name means "made here".
-		if err, ok := errors.AsType[*EngineError](err); ok {
+		if err, ok := errors.AsType[*RuntimeError](err); ok {
 			err.Next = "it is an image of this machine: make it or load it from an archive first"
 		}
 		return image{}, err
@@ -114,7 +114,7 @@ func (c *Containers) pull(ctx context.Context, name string, log io.Writer) error
 		switch {
 		case err == nil:
 			return struct{}{}, nil
-		case ctx.Err() != nil, errors.Is(err, ErrNoImage), errors.Is(err, ErrNoEngine), errors.Is(err, ErrEngineDown):
+		case ctx.Err() != nil, errors.Is(err, ErrNoImage), errors.Is(err, ErrNoRuntime), errors.Is(err, ErrRuntimeDown):
 			return struct{}{}, backoff.Permanent(err)
 		}
 		c.log.Warn("pull did not succeed", "image", name, "attempt", attempt, "err", err)
@@ -140,7 +140,7 @@ func setupTag(baseID string, setup [][]string) (tag, digest string) {
 }
 
 // setupImage returns the ID of the image that spec.Setup makes of base, and makes it if nobody has yet.
-func (c *Containers) setupImage(ctx context.Context, base image, spec BoxSpec) (string, error) {
+func (c *Containers) setupImage(ctx context.Context, base image, spec Spec) (string, error) {
 	tag, digest := setupTag(base.ID, spec.Setup)
 	if img, err := c.inspectImage(ctx, tag); err == nil || !errors.Is(err, ErrNoImage) {
 		return img.ID, err
@@ -168,7 +168,7 @@ func (c *Containers) setupImage(ctx context.Context, base image, spec BoxSpec) (
 }
 
 // runSetup runs all commands in one container, which waits meanwhile, and keeps what they made.
-func (c *Containers) runSetup(ctx context.Context, base image, spec BoxSpec, tag, digest string) (err error) {
+func (c *Containers) runSetup(ctx context.Context, base image, spec Spec, tag, digest string) (err error) {
 	log := spec.Log
 	if log == nil {
 		log = io.Discard

@@ -345,7 +345,7 @@ bench-model: deps build
 ## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=3)
 ROUNDS ?= 3
 .PHONY: bench-quant
-bench-quant: deps
+bench-quant: deps build
 	@dev/bench/quant/peers.sh
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./dev/bench/quant -rounds $(ROUNDS) | tee $(CACHE)/bench/quant.txt

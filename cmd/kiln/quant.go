@@ -1,13 +1,9 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -119,115 +115,4 @@ bit for bit what exllamav2 reconstructs. EXL2 or GPTQ is recognised from the ten
 	flags.BoolVar(&opts.CopyOthers, "copy-others", false, "copy all other tensors of the file too")
 	_ = cmd.MarkFlagRequired("out")
 	return cmd
-}
-
-// benchFlags say what "quant bench" measures.
-type benchFlags struct {
-	shapes       []string
-	rows, bits   []int
-	groupRows    int
-	cpu          quant.CPUOptions
-	path         string
-	time         time.Duration
-	keepInCaches bool
-	asJSON       bool
-}
-
-func (a *app) quantBenchCommand() *cobra.Command {
-	var f benchFlags
-	cmd := &cobra.Command{
-		Use:   "bench",
-		Short: "Measure products with quantized matrices on this processor",
-		Long: `Multiplies random activations with random EXL2 matrices and prints the fastest product of
-each size: the quantized bytes read in a second, also as a share of what this machine reads
-from memory, and the operations in a second. Matrices of one shape are used in turn so that
-their weights come from memory and not from a cache, as in a model.`,
-		Example: "  kiln quant bench --shape 4096x14336 --m 1,8 --bits 4,3",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.quantBench(cmd.Context(), f) },
-	}
-	flags := cmd.Flags()
-	flags.StringSliceVar(&f.shapes, "shape", []string{"4096x4096", "4096x14336", "14336x4096"}, "rows and columns of the matrix, `KxN`")
-	flags.IntSliceVar(&f.rows, "m", []int{1, 8, 64, 512}, "rows of activations")
-	flags.IntSliceVar(&f.bits, "bits", []int{4}, "widths of the codes: 2, 3, 4, 5, 6 or 8")
-	flags.IntVar(&f.groupRows, "group-rows", 128, "rows that share a scale")
-	flags.IntVar(&f.cpu.Threads, "threads", 0, "threads to compute with (default: all processors)")
-	flags.StringVar(&f.cpu.Kernels, "kernels", "", "one of "+strings.Join(quant.Features().Available, ", ")+" (default: the last)")
-	flags.StringVar(&f.path, "path", "auto", "auto, fused or reconstruct: whether weights are rounded to half precision")
-	flags.DurationVar(&f.time, "time", 2*time.Second, "how long each size is measured")
-	flags.BoolVar(&f.keepInCaches, "keep-in-caches", false, "use one matrix over and over")
-	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
-	return cmd
-}
-
-// benchRow is one line of "quant bench".
-type benchRow struct {
-	K    int `json:"k"`
-	N    int `json:"n"`
-	Bits int `json:"bits"`
-	M    int `json:"m"`
-	quant.Measurement
-}
-
-func (a *app) quantBench(ctx context.Context, f benchFlags) error {
-	paths := []quant.Path{quant.PathAuto, quant.PathFused, quant.PathReconstruct}
-	path := slices.IndexFunc(paths, func(p quant.Path) bool { return p.String() == f.path })
-	if path < 0 {
-		return fmt.Errorf("no path %q: want auto, fused or reconstruct", f.path)
-	}
-	var shapes [][2]int
-	for _, s := range f.shapes {
-		k, n, ok := strings.Cut(s, "x")
-		rows, err1 := strconv.Atoi(k)
-		cols, err2 := strconv.Atoi(n)
-		if !ok || err1 != nil || err2 != nil || rows <= 0 || cols <= 0 {
-			return fmt.Errorf("shape %q: want rows and columns, as in 4096x14336", s)
-		}
-		shapes = append(shapes, [2]int{rows, cols})
-	}
-	for _, m := range f.rows {
-		if m < 1 {
-			return fmt.Errorf("%d rows of activations: want at least 1", m)
-		}
-	}
-	cpu, err := quant.NewCPU(f.cpu)
-	if err != nil {
-		return err
-	}
-	read, err := quant.ReadBandwidth(ctx, f.cpu.Threads, f.time)
-	if err != nil {
-		return err
-	}
-	table := ui.NewTable(">ROWS", ">COLUMNS", ">BITS", ">M", ">TIME", ">GB/S", ">OF READ", ">GFLOP/S")
-	var rows []benchRow
-	for _, shape := range shapes {
-		for _, bits := range f.bits {
-			opts := quant.BenchmarkOptions{Rows: shape[0], Cols: shape[1], Bits: bits, GroupRows: f.groupRows}
-			if f.keepInCaches {
-				opts.CacheBytes = 1
-			}
-			b, err := quant.NewBenchmark(ctx, cpu, opts)
-			if err != nil {
-				return err
-			}
-			for _, m := range f.rows {
-				r, err := b.Run(ctx, m, f.time, quant.GemmOptions{Path: paths[path]})
-				if err != nil {
-					b.Close()
-					return err
-				}
-				rows = append(rows, benchRow{shape[0], shape[1], bits, m, r})
-				table.Add(fmt.Sprint(shape[0]), fmt.Sprint(shape[1]), fmt.Sprint(bits), fmt.Sprint(m), fmt.Sprintf("%.3f ms", 1e3*r.Seconds),
-					fmt.Sprintf("%.2f", r.BytesPerSecond/1e9), fmt.Sprintf("%.0f %%", 100*r.BytesPerSecond/read), fmt.Sprintf("%.1f", r.FlopsPerSecond/1e9))
-			}
-			b.Close()
-		}
-	}
-	if f.asJSON {
-		return a.printJSON(map[string]any{
-			"backend": cpu.Name(), "features": quant.Features(), "read_bytes_per_second": read, "results": rows,
-		})
-	}
-	fmt.Fprintf(a.stdout, "%s; memory is read at %.1f GB/s\n\n", cpu.Name(), read/1e9)
-	return table.Write(a.stdout, a.out)
 }

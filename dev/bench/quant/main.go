@@ -33,8 +33,6 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-
-	"github.com/kiln-build/kiln/model/quant"
 )
 
 // readGoal is the share of the memory's speed for one row.
@@ -49,10 +47,12 @@ func main() {
 	ms := flag.String("m", "1,8,64,512", "rows of activations")
 	python := flag.String("python", ".cache/venv-quant/bin/python", "a Python with numpy")
 	ggml := flag.String("ggml", ".cache/venv-quant/ggml", "a folder with the libraries of ggml; empty leaves it out")
+	kiln := flag.String("kiln", "bin/kiln", "the kiln to measure")
 	script := flag.String("peers", "dev/bench/quant/peers.py", "the program that runs the others")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Stdout, *threads, *rounds, *turn, *ms, []string{*python, *script, strconv.Itoa(*threads), *ggml})
+	program := kilnProgram{*kiln, *threads, *turn}
+	err := run(ctx, os.Stdout, program, *rounds, *ms, []string{*python, *script, strconv.Itoa(*threads), *ggml})
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "benchquant:", err)
@@ -60,7 +60,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, w io.Writer, threads, rounds int, turn time.Duration, list string, command []string) error {
+func run(ctx context.Context, w io.Writer, kiln kilnProgram, rounds int, list string, command []string) error {
 	var ms []int
 	for s := range strings.SplitSeq(list, ",") {
 		m, err := strconv.Atoi(s)
@@ -68,10 +68,6 @@ func run(ctx context.Context, w io.Writer, threads, rounds int, turn time.Durati
 			return fmt.Errorf("rows of activations %q: want numbers", list)
 		}
 		ms = append(ms, m)
-	}
-	cpu, err := quant.NewCPU(quant.CPUOptions{Threads: threads})
-	if err != nil {
-		return err
 	}
 	others, err := startPeers(ctx, command)
 	if err != nil {
@@ -81,27 +77,22 @@ func run(ctx context.Context, w io.Writer, threads, rounds int, turn time.Durati
 	before := load()
 
 	var results []result
+	backend := ""
 	for _, shape := range shapes {
-		b, err := quant.NewBenchmark(ctx, cpu, quant.BenchmarkOptions{Rows: shape[0], Cols: shape[1]})
-		if err != nil {
-			return err
-		}
 		for _, m := range ms {
-			r := result{k: shape[0], n: shape[1], m: m, bytes: b.Bytes(), peers: map[string]float64{}}
+			r := result{k: shape[0], n: shape[1], m: m, peers: map[string]float64{}}
 			r.kiln = math.Inf(1)
 			for range rounds {
-				speed, err := quant.ReadBandwidth(ctx, threads, turn)
+				one, err := kiln.measure(ctx, r.k, r.n, m)
 				if err != nil {
 					return err
 				}
-				r.read = max(r.read, speed)
-				one, err := b.Run(ctx, m, turn, quant.GemmOptions{})
-				if err != nil {
-					return err
-				}
-				r.kiln = min(r.kiln, one.Seconds)
+				backend = one.Backend
+				r.read = max(r.read, one.Read)
+				r.kiln = min(r.kiln, one.Results[0].Seconds)
+				r.bytes = one.Results[0].Seconds * one.Results[0].BytesPerSecond
 				for _, name := range others.names {
-					t, err := others.measure(name, r.k, r.n, m, turn)
+					t, err := others.measure(name, r.k, r.n, m, kiln.turn)
 					if err != nil {
 						return err
 					}
@@ -113,10 +104,41 @@ func run(ctx context.Context, w io.Writer, threads, rounds int, turn time.Durati
 			fmt.Fprintf(os.Stderr, "%s: %.3f ms\n", r.name(), 1e3*r.kiln)
 			results = append(results, r)
 		}
-		b.Close()
 	}
-	fmt.Fprintf(w, "%s; %s; load average before %s, after %s\n\n", cpu.Name(), others.about, before, load())
+	fmt.Fprintf(w, "%s; %s; load average before %s, after %s\n\n", backend, others.about, before, load())
 	return report(w, others.names, results)
+}
+
+// kilnProgram is the kiln that is measured.
+type kilnProgram struct {
+	path    string
+	threads int
+	turn    time.Duration
+}
+
+// kilnReport is what "kiln quant bench --json" prints, as far as it is used.
+type kilnReport struct {
+	Backend string  `json:"backend"`
+	Read    float64 `json:"read_bytes_per_second"`
+	Results []struct {
+		Seconds        float64 `json:"seconds"`
+		BytesPerSecond float64 `json:"bytes_per_second"`
+	} `json:"results"`
+}
+
+func (p kilnProgram) measure(ctx context.Context, k, n, m int) (*kilnReport, error) {
+	cmd := exec.CommandContext(ctx, p.path, "quant", "bench", "--json", "--shape", fmt.Sprintf("%dx%d", k, n), "--m", strconv.Itoa(m),
+		"--threads", strconv.Itoa(p.threads), "--time", p.turn.String())
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s (make build makes it): %w", cmd, err)
+	}
+	var r kilnReport
+	if err := json.Unmarshal(out, &r); err != nil || len(r.Results) != 1 {
+		return nil, fmt.Errorf("%s: unexpected output %q: %w", cmd, out, err)
+	}
+	return &r, nil
 }
 
 // load returns the load average, which says how busy the machine is with other things.
@@ -132,7 +154,7 @@ func load() string {
 // result has the times for one size in seconds.
 type result struct {
 	k, n, m int
-	bytes   int64
+	bytes   float64
 	read    float64 // bytes a second that the memory gave, measured in turns too
 	kiln    float64
 	peers   map[string]float64
@@ -148,7 +170,7 @@ func report(w io.Writer, names []string, results []result) error {
 	fmt.Fprintf(table, "milliseconds\tkiln\tGB/s\tmemory\tshare\tGFLOP/s\t%s\tkiln ahead\t\n", strings.Join(names, "\t"))
 	var missed []error
 	for _, r := range results {
-		speed := float64(r.bytes) / r.kiln
+		speed := r.bytes / r.kiln
 		fmt.Fprintf(table, "%s\t%.3f\t%.2f\t%.1f\t%.0f %%\t%.1f\t", r.name(), 1e3*r.kiln, speed/1e9, r.read/1e9, 100*speed/r.read, 2*float64(r.m)*float64(r.k)*float64(r.n)/r.kiln/1e9)
 		fastest, by := math.Inf(1), ""
 		for _, name := range names {

@@ -246,7 +246,7 @@ e2e-publish: $(CACHE)/tools/versitygw
 .PHONY: e2e-workflow
 e2e-workflow: export KILN_E2E := workflow
 e2e-workflow: deps build $(CACHE)/tools/act
-	$(GO) test ./publish -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
+	$(GO) test ./workflow -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
 
 ## e2e-model: compare compiled models with the reference and load them with exllamav2 itself (RUN=TestX to limit)
 .PHONY: e2e-model

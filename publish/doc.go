@@ -9,6 +9,5 @@
 // with other bytes is refused, unless an overwrite is asked for, which is remembered.
 //
 // The package also makes the statements that go with a wheel (provenance, bill of
-// materials) and the workflow with which hosted CI calls kiln. It does not build, and it
-// does not decide what a wheel is for.
+// materials). It does not build, and it does not decide what a wheel is for.
 package publish

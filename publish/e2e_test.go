@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -362,4 +363,12 @@ func TestE2ETwo(t *testing.T) {
 		}
 	}
 	t.Logf("both succeeded %d times of 12, otherwise one named the other", both)
+}
+
+// e2e skips a test unless KILN_E2E names it.
+func e2e(t *testing.T, name string) {
+	t.Helper()
+	if !strings.Contains(","+os.Getenv("KILN_E2E")+",", ","+name+",") {
+		t.Skipf("KILN_E2E does not name %s", name)
+	}
 }

@@ -89,6 +89,25 @@ func (r *Retry) do(ctx context.Context, what string, f func() error) error {
 	}
 }
 
+// Get reads what an address has; read may be called again, for another attempt.
+func (r *Retry) Get(ctx context.Context, client *http.Client, address string, read func(io.Reader) error) error {
+	return r.do(ctx, "fetch "+address, func() error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return newHTTPError(resp)
+		}
+		return read(resp.Body)
+	})
+}
+
 // httpError is an answer other than success.
 type httpError struct {
 	status int
@@ -120,6 +139,9 @@ func retryAfter(h http.Header) time.Duration {
 type errAgain struct{ error }
 
 func (e errAgain) Unwrap() error { return e.error }
+
+// Again marks an error that a second attempt may cure, such as bytes that changed on the way.
+func Again(err error) error { return errAgain{err} }
 
 // brokenObjects are what stores say of bytes that were cut off or changed on the way.
 var brokenObjects = []string{"RequestTimeout", "IncompleteBody", "SlowDown", "BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "SignatureDoesNotMatch"}

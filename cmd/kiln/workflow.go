@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -12,13 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/diag"
-	"github.com/kiln-build/kiln/internal/fsx"
-	children "github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
+	"github.com/kiln-build/kiln/workflow"
 )
 
 func (a *app) workflowCommand() *cobra.Command {
@@ -33,9 +30,6 @@ terminal where there are none.`,
 	cmd.AddCommand(a.workflowGitHubCommand(), a.workflowPrepareCommand(), a.workflowSummaryCommand(), a.workflowFreeDiskCommand(), a.workflowCUDACommand())
 	return cmd
 }
-
-// workflowPath is where GitHub looks for workflows.
-const workflowPath = ".github/workflows/kiln.yml"
 
 // loadPlan plans, and shows what is wrong.
 func (a *app) loadPlan(flags *planFlags) (*planned, error) {
@@ -68,7 +62,7 @@ operating systems, targets or workflow settings.`,
 			if err != nil {
 				return err
 			}
-			text, err := publish.NewWorkflow(publish.WorkflowOptions{
+			text, err := workflow.New(workflow.Options{
 				Plan: p.plan, Workflow: p.config.Workflow(), Publish: p.config.Publish(), File: filepath.ToSlash(flags.file), Version: kilnVersion(),
 			})
 			if err != nil {
@@ -79,26 +73,21 @@ operating systems, targets or workflow settings.`,
 				_, err = a.stdout.Write(text)
 				return err
 			}
-			name := filepath.FromSlash(output)
-			if old, err := os.ReadFile(name); err == nil && string(old) == string(text) {
+			changed, err := workflow.Write(output, text)
+			switch {
+			case err != nil:
+				return err
+			case changed:
+				fmt.Fprintf(a.stdout, "%s written\n", output)
+			default:
 				fmt.Fprintf(a.stdout, "%s is up to date\n", output)
-				return nil
-			} else if err == nil && !strings.Contains(string(old), "kiln workflow github") {
-				return fmt.Errorf("%s was not made by kiln\n  move it away, or give another name with --output", output)
 			}
-			if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
-				return err
-			}
-			if err := fsx.WriteFile(name, text, 0o666); err != nil {
-				return err
-			}
-			fmt.Fprintf(a.stdout, "%s written\n", output)
 			return nil
 		},
 	}
 	flags.register(cmd)
 	cmd.Flags().BoolVar(&write, "write", false, "write the file instead of printing it")
-	cmd.Flags().StringVar(&output, "output", workflowPath, "the `file` to write")
+	cmd.Flags().StringVar(&output, "output", workflow.Path, "the `file` to write")
 	return cmd
 }
 
@@ -110,38 +99,12 @@ func (a *app) warnRows(plan *matrix.Plan) {
 			windows++
 		}
 	}
-	if warning := rocmWarning(plan); warning != "" {
+	if warning := workflow.ROCmWarning(plan); warning != "" {
 		fmt.Fprintf(a.stderr, "kiln: warning: %s\n", warning)
 	}
 	if windows > 0 {
 		fmt.Fprintf(a.stderr, "kiln: note: %s need Windows runners; that part of the workflow is checked by actionlint, not by running it\n", ui.Count(windows, "row"))
 	}
-}
-
-// rocmWarning says which rows would be built on a hosted runner, which has no ROCm; "" if none. There is no image that kiln could
-// name for them: those of AMD come without the Python of a row, in folders and versions of their own.
-func rocmWarning(plan *matrix.Plan) string {
-	var rows, packages []string
-	for i, j := range plan.GitHubJobs() {
-		if j.ROCm != "" && j.Image == "" && j.Sandbox == "host" && j.Hosted() {
-			rows = append(rows, j.Row)
-			packages = append(packages, plan.Rows[i].Package)
-		}
-	}
-	if len(rows) == 0 {
-		return ""
-	}
-	slices.Sort(packages)
-	var keys []string
-	for _, name := range slices.Compact(packages) {
-		keys = append(keys, "packages."+name+".image")
-	}
-	more := ""
-	if len(rows) > 1 {
-		more = fmt.Sprintf(" and %d more", len(rows)-1)
-	}
-	return fmt.Sprintf("%s%s: no image is set, and hosted runners have no ROCm, so the build will fail\n  set %s: {rocm: \"IMAGE\"} to one with ROCm {rocm} and Python, or workflow.runners to runners that have both",
-		rows[0], more, strings.Join(keys, ", "))
 }
 
 // ciFile appends to a file that a variable of the runner names, or else prints.
@@ -177,36 +140,22 @@ cannot work and a wrong input end the run here, before the first build.`,
 			if err != nil {
 				return err
 			}
-			var out, summary strings.Builder
-			jobs := publish.WorkflowJobs(p.plan)
-			for _, j := range jobs {
-				text, err := j.Matrix()
-				if err != nil {
-					return err
-				}
-				fmt.Fprintf(&out, "%s=%s\n", j.ID, text)
+			text, err := os.ReadFile(filepath.FromSlash(workflow.Path))
+			if err != nil {
+				text = nil // a run without a workflow, or one of another name
 			}
-			// The workflow has as many jobs as its plan needed when it was made.
-			if text, err := os.ReadFile(filepath.FromSlash(workflowPath)); err == nil {
-				for _, j := range jobs {
-					if !strings.Contains(string(text), "\n  "+j.ID+":\n") {
-						return fmt.Errorf("the workflow has no job %s, which %s need\n  run `kiln workflow github --write` and commit it", j.ID, ui.Count(len(j.Rows), "row"))
-					}
-				}
+			outputs, err := workflow.Outputs(p.plan, text)
+			if err != nil {
+				return err
 			}
-			fmt.Fprintf(&summary, "### Plan\n\n%s, %d skipped, %d not selected. Release: %s.\n\n| row | files | runner |\n| --- | --- | --- |\n",
-				ui.Count(len(p.plan.Rows), "row"), len(p.plan.Skipped), p.plan.Unselected, release)
-			for i, j := range p.plan.GitHubJobs() {
-				fmt.Fprintf(&summary, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(p.plan.Rows[i].Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
-			}
-			if warning := rocmWarning(p.plan); warning != "" {
+			if warning := workflow.ROCmWarning(p.plan); warning != "" {
 				// The form in which a runner shows it beside the file.
 				fmt.Fprintf(a.stdout, "::warning file=%s::%s\n", filepath.ToSlash(flags.file), strings.NewReplacer("%", "%25", "\r", "", "\n", "%0A").Replace(warning))
 			}
-			if err := a.ciFile("GITHUB_OUTPUT", out.String()); err != nil {
+			if err := a.ciFile("GITHUB_OUTPUT", outputs); err != nil {
 				return err
 			}
-			return a.ciFile("GITHUB_STEP_SUMMARY", summary.String())
+			return a.ciFile("GITHUB_STEP_SUMMARY", workflow.PlanSummary(p.plan, release))
 		},
 	}
 	flags.register(cmd)
@@ -240,11 +189,11 @@ func (a *app) workflowSummaryCommand() *cobra.Command {
 				return err
 			}
 			if keep {
-				if err := keepFailures(cmp.Or(flags.dist, filepath.Join(p.dir, "dist")), rows, inv); err != nil {
+				if err := workflow.KeepFailures(cmp.Or(flags.dist, filepath.Join(p.dir, "dist")), rows, inv); err != nil {
 					return err
 				}
 			}
-			return a.ciFile("GITHUB_STEP_SUMMARY", summaryTable(inv))
+			return a.ciFile("GITHUB_STEP_SUMMARY", workflow.Summary(inv))
 		},
 	}
 	flags.plan.register(cmd)
@@ -252,60 +201,6 @@ func (a *app) workflowSummaryCommand() *cobra.Command {
 	cmd.Flags().StringVar(&flags.state, "state", "", "the `folder` with the journal of builds (default: .kiln beside packages.yml)")
 	cmd.Flags().BoolVar(&keep, "keep-failures", false, "write why rows failed into dist/failures, for the job that publishes")
 	return cmd
-}
-
-// keepFailures puts why rows are not there beside those that are: the job that publishes has no journal of theirs.
-func keepFailures(dist string, rows []matrix.Row, inv *publish.Inventory) error {
-	for i := range rows {
-		state := &inv.Rows[i] // in the order of rows
-		reason := state.Reason
-		switch state.State {
-		case publish.RowFailed, publish.RowMissing:
-		case publish.RowRejected, publish.RowStale, publish.RowUntested, publish.RowReady:
-			continue // there is a record, which says so itself
-		}
-		if state.State == publish.RowMissing {
-			reason = "the build ended before it began: " + reason
-		}
-		failure := record.Failure{Row: rows[i].ID, Digest: rows[i].Digest, Reason: reason}
-		if err := failure.Write(record.FailurePath(dist, rows[i].ID)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// summaryTable is Markdown.
-func summaryTable(inv *publish.Inventory) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "### Rows\n\n%d of %d are built, tested and audited.\n\n| row | state | test | GPU code | size |\n| --- | --- | --- | --- | --- |\n", inv.Count(publish.RowReady), len(inv.Rows))
-	for _, r := range inv.Rows {
-		test, archs, size := "", "", int64(0)
-		for _, u := range inv.Units {
-			if u.Row.ID == r.ID {
-				test, size = u.Record.Test.Result, size+u.File.Size
-				archs = cmp.Or(archs, u.Archs)
-			}
-		}
-		state := r.State
-		if r.Reason != "" {
-			state += ": " + strings.NewReplacer("|", `\|`, "\n", " ").Replace(r.Reason)
-		}
-		sizeText := ""
-		if size > 0 {
-			sizeText = ui.Bytes(size)
-		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.ID, state, test, archs, sizeText)
-	}
-	return b.String()
-}
-
-// spareFolders are what hosted runners have and builds of wheels do not need: Android SDK, .NET, Haskell, the tool
-// cache, CodeQL and the like.
-var spareFolders = []string{
-	"/usr/local/lib/android", "/usr/share/dotnet", "/opt/ghc", "/usr/local/.ghcup", "/opt/hostedtoolcache/CodeQL",
-	"/opt/hostedtoolcache/Java_Temurin-Hotspot_jdk", "/opt/hostedtoolcache/Ruby", "/opt/hostedtoolcache/PyPy", "/usr/share/swift", "/usr/local/share/powershell",
-	"/usr/local/share/chromium", "/usr/local/julia*",
 }
 
 func (a *app) workflowFreeDiskCommand() *cobra.Command {
@@ -319,14 +214,7 @@ func (a *app) workflowFreeDiskCommand() *cobra.Command {
 			if os.Getenv("GITHUB_ACTIONS") != "true" || os.Getenv("RUNNER_ENVIRONMENT") != "github-hosted" {
 				return errors.New("this is no runner that GitHub hosts; nothing is removed from other machines")
 			}
-			before, err := fsx.FreeSpace("/")
-			if err != nil {
-				return err
-			}
-			if err := a.removeFolders(cmd.Context(), spareFolders); err != nil {
-				return err
-			}
-			after, err := fsx.FreeSpace("/")
+			before, after, err := workflow.FreeDisk(cmd.Context(), os.Environ(), a.stderr)
 			if err != nil {
 				return err
 			}
@@ -334,23 +222,6 @@ func (a *app) workflowFreeDiskCommand() *cobra.Command {
 			return nil
 		},
 	}
-}
-
-func (a *app) removeFolders(ctx context.Context, patterns []string) error {
-	argv := []string{"sudo", "-n", "rm", "-rf", "--"}
-	for _, pattern := range patterns {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return err
-		}
-		argv = append(argv, found...)
-	}
-	if len(argv) == 5 {
-		return nil
-	}
-	c := children.Cmd{Argv: argv, Env: os.Environ(), Stdout: a.stdout, Stderr: a.stderr}
-	_, err := c.Run(ctx)
-	return err
 }
 
 func (a *app) workflowCUDACommand() *cobra.Command {
@@ -384,7 +255,7 @@ archives of the row's own.`,
 			if dir == "" {
 				dir = filepath.Join(cmp.Or(os.Getenv("RUNNER_TEMP"), os.TempDir()), "cuda-"+version)
 			}
-			toolkit, err := publish.InstallCUDA(cmd.Context(), publish.CUDAOptions{Version: version, Source: source, Dir: dir, Retry: publish.Retry{Log: a.log}})
+			toolkit, err := workflow.InstallCUDA(cmd.Context(), workflow.CUDAOptions{Version: version, Source: source, Dir: dir, Retry: publish.Retry{Log: a.log}})
 			if err != nil {
 				return err
 			}

@@ -1,4 +1,4 @@
-package publish_test
+package workflow_test
 
 import (
 	"flag"
@@ -12,10 +12,10 @@ import (
 
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
-	"github.com/kiln-build/kiln/publish"
+	"github.com/kiln-build/kiln/workflow"
 )
 
-// update rewrites the golden files: go test ./publish -update.
+// update rewrites the golden files: go test ./workflow -update.
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 // golden compares a text with a file of testdata.
@@ -121,11 +121,11 @@ func TestWorkflow(t *testing.T) {
 				t.Fatal(err)
 			}
 			file, plan := parsePlan(t, string(text)+c.more)
-			got, err := publish.NewWorkflow(publish.WorkflowOptions{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml", Version: "v0.1.0"})
+			got, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml", Version: "v0.1.0"})
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, "workflow/"+name+".yml", got)
+			golden(t, name+".yml", got)
 			lint(t, program, name+".yml", got)
 			checkWorkflow(t, string(got))
 		})
@@ -171,7 +171,7 @@ func TestWorkflowJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, plan := parsePlan(t, string(text))
-	jobs := publish.WorkflowJobs(plan)
+	jobs := workflow.Jobs(plan)
 	if len(jobs) != 2 || len(jobs[0].Rows) != 50 || len(jobs[1].Rows) != 38 || !jobs[1].Windows {
 		t.Fatalf("%d jobs, want 50 Linux and 38 Windows rows", len(jobs))
 	}
@@ -183,7 +183,7 @@ func TestWorkflowJobs(t *testing.T) {
 		}
 		out.WriteString(j.ID + "=" + strings.ReplaceAll(matrix, "},{", "},\n{") + "\n")
 	}
-	golden(t, "workflow/exllamav2.matrix", []byte(out.String()))
+	golden(t, "exllamav2.matrix", []byte(out.String()))
 }
 
 // TestWorkflowSplit: more rows than GitHub takes become several jobs, and none gets lost.
@@ -200,7 +200,7 @@ packages:
           blas: [b0, b1, b2, b3, b4, b5, b6, b7]
           shard: [s00, s01, s02, s03, s04, s05, s06, s07, s10, s11, s12, s13, s14, s15, s16, s17]
 `)
-	jobs := publish.WorkflowJobs(plan)
+	jobs := workflow.Jobs(plan)
 	n := 0
 	for _, j := range jobs {
 		n += len(j.Rows)
@@ -214,7 +214,7 @@ packages:
 	if got := jobs[0].Rows[0].RunsOn; got != `["ubuntu-24.04"]` {
 		t.Errorf("debian-12 runs on %s, which GitHub does not host", got)
 	}
-	text, err := publish.NewWorkflow(publish.WorkflowOptions{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "a/packages.yml", Version: "devel"})
+	text, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "a/packages.yml", Version: "devel"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package publish
+package workflow
 
 import (
 	"bytes"
@@ -32,8 +32,8 @@ var DefaultActions = map[string]string{
 	"msvc":                  "ilammy/msvc-dev-cmd@0b201ec74fa43914dc39ae48a89fd1d8cb592756 # v1.13.0",
 }
 
-// WorkflowOptions are what a workflow is made of.
-type WorkflowOptions struct {
+// Options are what a workflow is made of.
+type Options struct {
 	// Plan is that of the file without inputs; it says which kinds of jobs there are.
 	Plan     *matrix.Plan
 	Workflow matrix.WorkflowSettings
@@ -44,15 +44,15 @@ type WorkflowOptions struct {
 	Version string
 }
 
-// WorkflowJob is a job with a matrix of rows. Larger matrices than GitHub takes become several jobs.
-type WorkflowJob struct {
+// Job is a job with a matrix of rows. Larger matrices than GitHub takes become several jobs.
+type Job struct {
 	ID      string
 	Windows bool
 	Rows    []matrix.GitHubJob
 }
 
-// WorkflowJobs groups the rows of a plan into jobs, in the order of the plan. There is always a job for Linux.
-func WorkflowJobs(plan *matrix.Plan) []WorkflowJob {
+// Jobs groups the rows of a plan into jobs, in the order of the plan. There is always a job for Linux.
+func Jobs(plan *matrix.Plan) []Job {
 	var linux, windows []matrix.GitHubJob
 	for _, job := range plan.GitHubJobs() {
 		if job.IsWindows() {
@@ -63,25 +63,25 @@ func WorkflowJobs(plan *matrix.Plan) []WorkflowJob {
 	}
 	out := split("linux", false, linux)
 	if len(linux) == 0 {
-		out = []WorkflowJob{{ID: "linux"}}
+		out = []Job{{ID: "linux"}}
 	}
 	return append(out, split("windows", true, windows)...)
 }
 
-func split(name string, windows bool, rows []matrix.GitHubJob) []WorkflowJob {
-	var out []WorkflowJob
+func split(name string, windows bool, rows []matrix.GitHubJob) []Job {
+	var out []Job
 	for part := range slices.Chunk(rows, matrix.GitHubMaxJobs) {
 		id := name
 		if len(out) > 0 {
 			id += strconv.Itoa(len(out) + 1)
 		}
-		out = append(out, WorkflowJob{ID: id, Windows: windows, Rows: part})
+		out = append(out, Job{ID: id, Windows: windows, Rows: part})
 	}
 	return out
 }
 
 // Matrix returns the job's rows as a value for strategy.matrix; "" if it has none.
-func (j *WorkflowJob) Matrix() (string, error) {
+func (j *Job) Matrix() (string, error) {
 	if len(j.Rows) == 0 {
 		return "", nil
 	}
@@ -95,32 +95,28 @@ var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./@:-]+$`)
 // moduleVersion is what may stand behind the @ of go install.
 var moduleVersion = regexp.MustCompile(`^(v[0-9][0-9A-Za-z.+-]*|latest|[0-9a-f]{7,40})$`)
 
-// NewWorkflow writes a workflow for GitHub Actions: a job that plans, a job per row, then release, index and pages.
+// New writes a workflow for GitHub Actions: a job that plans, a job per row, then release, index and pages.
 // Equal options give equal bytes.
-func NewWorkflow(opts WorkflowOptions) ([]byte, error) {
+func New(opts Options) ([]byte, error) {
 	w := opts.Workflow
 	if !plainWord.MatchString(opts.File) {
 		return nil, fmt.Errorf("the path %q cannot stand in a workflow; use letters, digits and _ . / -", opts.File)
 	}
 	target, _ := opts.Publish.Target(opts.Publish.To)
-	to := ""
-	if len(opts.Publish.Targets) == 0 {
-		to = "github:${{ github.repository }}"
-	}
 	folder := path.Dir(opts.File)
 	data := map[string]any{
 		"File": opts.File, "Name": w.Name, "Branch": w.Branch, "MSVC": w.MSVC, "GPU": w.GPURunner, "Minutes": int(w.Timeout.Minutes()),
-		"Jobs": WorkflowJobs(opts.Plan), "Host": hostLabels(w), "Dist": path.Join(folder, "dist"), "Attempts": path.Join(folder, ".kiln/attempts"), "To": "",
+		"Jobs": Jobs(opts.Plan), "Host": hostLabels(w), "Dist": path.Join(folder, "dist"), "Attempts": path.Join(folder, ".kiln/attempts"), "To": "",
 		"Index": "", "BranchPush": opts.Publish.Index.Branch != "", "Push": false, "Install": "",
 	}
-	if to != "" {
-		data["To"] = to
+	if len(opts.Publish.Targets) == 0 {
+		data["To"] = "github:${{ github.repository }}"
 	}
 	if opts.Publish.Index.Dir != "" {
 		data["Index"] = path.Join(folder, opts.Publish.Index.Dir)
 	}
 	var build []string
-	for _, j := range data["Jobs"].([]WorkflowJob) {
+	for _, j := range data["Jobs"].([]Job) {
 		build = append(build, j.ID)
 	}
 	data["BuildJobs"] = build
@@ -158,7 +154,7 @@ func NewWorkflow(opts WorkflowOptions) ([]byte, error) {
 			out["Push"] = data["BranchPush"]
 			return out
 		},
-		"labels": func(labels []string) string { return yamlList(labels) },
+		"labels": yamlList,
 		"needs": func(parts ...any) string {
 			var all []string
 			for _, p := range parts {

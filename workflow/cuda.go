@@ -1,4 +1,4 @@
-package publish
+package workflow
 
 import (
 	"archive/zip"
@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/publish"
 )
 
 //go:embed windows-cuda.json
@@ -52,7 +53,7 @@ type CUDAOptions struct {
 	Dir string
 	// Client carries the requests; nil means the usual one.
 	Client *http.Client
-	Retry  Retry
+	Retry  publish.Retry
 }
 
 // InstallCUDA puts a toolkit for Windows together from the redistributable archives that windows-cuda.json lists. Every
@@ -65,7 +66,7 @@ func InstallCUDA(ctx context.Context, opts CUDAOptions) (*CUDAToolkit, error) {
 	if err := json.Unmarshal(windowsCUDAText, &data); err != nil {
 		return nil, err
 	}
-	source := slash(cmp.Or(opts.Source, data.Source))
+	source := strings.TrimSuffix(cmp.Or(opts.Source, data.Source), "/") + "/"
 	done := filepath.Join(opts.Dir, "kiln-cuda.json")
 	if text, err := os.ReadFile(done); err == nil {
 		var have CUDAToolkit
@@ -79,11 +80,9 @@ func InstallCUDA(ctx context.Context, opts CUDAOptions) (*CUDAToolkit, error) {
 		client = &http.Client{Timeout: 30 * time.Minute}
 	}
 	list := map[string]json.RawMessage{}
-	err := opts.Retry.do(ctx, "list CUDA "+opts.Version, func() error {
-		return fetchURL(ctx, client, source+"redistrib_"+opts.Version+".json", func(body io.Reader) error { return json.NewDecoder(body).Decode(&list) })
-	})
+	err := opts.Retry.Get(ctx, client, source+"redistrib_"+opts.Version+".json", func(body io.Reader) error { return json.NewDecoder(body).Decode(&list) })
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list CUDA %s: %w", opts.Version, err)
 	}
 	toolkit := &CUDAToolkit{Format: cudaToolkitFormat, Version: opts.Version}
 	for _, name := range data.Components {
@@ -121,22 +120,6 @@ func InstallCUDA(ctx context.Context, opts CUDAOptions) (*CUDAToolkit, error) {
 	return toolkit, fsx.WriteFile(done, append(text, '\n'), 0o666)
 }
 
-func fetchURL(ctx context.Context, client *http.Client, address string, read func(io.Reader) error) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return newHTTPError(resp)
-	}
-	return read(resp.Body)
-}
-
 // installComponent fetches an archive and unpacks it into the toolkit.
 func installComponent(ctx context.Context, client *http.Client, source string, c CUDAComponent, opts CUDAOptions) (err error) {
 	archive, err := os.CreateTemp(opts.Dir, ".component-")
@@ -145,24 +128,23 @@ func installComponent(ctx context.Context, client *http.Client, source string, c
 	}
 	defer func() { err = errors.Join(err, archive.Close(), os.Remove(archive.Name())) }()
 	var size int64
-	if err := opts.Retry.do(ctx, "fetch", func() error {
+	err = opts.Retry.Get(ctx, client, source+c.Path, func(body io.Reader) error {
 		if _, err := archive.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
 		if err := archive.Truncate(0); err != nil {
 			return err
 		}
-		return fetchURL(ctx, client, source+c.Path, func(body io.Reader) error {
-			h := sha256.New()
-			if size, err = io.Copy(io.MultiWriter(archive, h), body); err != nil {
-				return err
-			}
-			if sum := hex.EncodeToString(h.Sum(nil)); sum != strings.ToLower(c.SHA256) {
-				return errAgain{fmt.Errorf("sha256 mismatch: got %s, want %s", sum, c.SHA256)}
-			}
-			return nil
-		})
-	}); err != nil {
+		h := sha256.New()
+		if size, err = io.Copy(io.MultiWriter(archive, h), body); err != nil {
+			return err
+		}
+		if sum := hex.EncodeToString(h.Sum(nil)); sum != strings.ToLower(c.SHA256) {
+			return publish.Again(fmt.Errorf("sha256 mismatch: got %s, want %s", sum, c.SHA256))
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	z, err := zip.NewReader(archive, size)

@@ -1,0 +1,170 @@
+package workflow
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/publish"
+)
+
+// Path is where GitHub looks for the workflow.
+const Path = ".github/workflows/kiln.yml"
+
+// Write writes a workflow to a file that does not exist or that kiln made. changed is false if the
+// file had this text already.
+func Write(name string, text []byte) (changed bool, err error) {
+	file := filepath.FromSlash(name)
+	if old, err := os.ReadFile(file); err == nil && bytes.Equal(old, text) {
+		return false, nil
+	} else if err == nil && !bytes.Contains(old, []byte("kiln workflow github")) {
+		return false, fmt.Errorf("%s was not made by kiln\n  move it away, or give another name with --output", name)
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
+		return false, err
+	}
+	return true, fsx.WriteFile(file, text, 0o666)
+}
+
+// Outputs are the outputs of the job that plans: a line with the matrix of every build job. workflow
+// is the text of the workflow that runs, nil if it is not known; it has as many jobs as its plan
+// needed when it was made.
+func Outputs(plan *matrix.Plan, workflow []byte) (string, error) {
+	var out strings.Builder
+	for _, j := range Jobs(plan) {
+		if workflow != nil && !bytes.Contains(workflow, []byte("\n  "+j.ID+":\n")) {
+			return "", fmt.Errorf("the workflow has no job %s, which %s need\n  run `kiln workflow github --write` and commit it", j.ID, ui.Count(len(j.Rows), "row"))
+		}
+		text, err := j.Matrix()
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&out, "%s=%s\n", j.ID, text)
+	}
+	return out.String(), nil
+}
+
+// PlanSummary is a table of the rows that will be built, in Markdown.
+func PlanSummary(plan *matrix.Plan, release string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "### Plan\n\n%s, %d skipped, %d not selected. Release: %s.\n\n| row | files | runner |\n| --- | --- | --- |\n",
+		ui.Count(len(plan.Rows), "row"), len(plan.Skipped), plan.Unselected, release)
+	for i, j := range plan.GitHubJobs() {
+		fmt.Fprintf(&b, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(plan.Rows[i].Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
+	}
+	return b.String()
+}
+
+// ROCmWarning says which rows would be built on a hosted runner, which has no ROCm; "" if none. There
+// is no image that kiln could name for them: those of AMD come without the Python of a row, in folders
+// and versions of their own.
+func ROCmWarning(plan *matrix.Plan) string {
+	var rows, packages []string
+	for i, j := range plan.GitHubJobs() {
+		if j.ROCm != "" && j.Image == "" && j.Sandbox == "host" && j.Hosted() {
+			rows = append(rows, j.Row)
+			packages = append(packages, "packages."+plan.Rows[i].Package+".image")
+		}
+	}
+	if len(rows) == 0 {
+		return ""
+	}
+	slices.Sort(packages)
+	more := ""
+	if len(rows) > 1 {
+		more = fmt.Sprintf(" and %d more", len(rows)-1)
+	}
+	return fmt.Sprintf("%s%s: no image is set, and hosted runners have no ROCm, so the build will fail\n  set %s: {rocm: \"IMAGE\"} to one with ROCm {rocm} and Python, or workflow.runners to runners that have both",
+		rows[0], more, strings.Join(slices.Compact(packages), ", "))
+}
+
+// Summary is a table of what became of rows, in Markdown.
+func Summary(inv *publish.Inventory) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "### Rows\n\n%d of %d are built, tested and audited.\n\n| row | state | test | GPU code | size |\n| --- | --- | --- | --- | --- |\n", inv.Count(publish.RowReady), len(inv.Rows))
+	for _, r := range inv.Rows {
+		test, archs, size := "", "", int64(0)
+		for _, u := range inv.Units {
+			if u.Row.ID == r.ID {
+				test, size = u.Record.Test.Result, size+u.File.Size
+				archs = cmp.Or(archs, u.Archs)
+			}
+		}
+		state := r.State
+		if r.Reason != "" {
+			state += ": " + strings.NewReplacer("|", `\|`, "\n", " ").Replace(r.Reason)
+		}
+		sizeText := ""
+		if size > 0 {
+			sizeText = ui.Bytes(size)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.ID, state, test, archs, sizeText)
+	}
+	return b.String()
+}
+
+// KeepFailures writes why rows have no record beside the records of the others: the job that publishes
+// has no journal of their builds. The inventory is that of the rows, in their order.
+func KeepFailures(dist string, rows []matrix.Row, inv *publish.Inventory) error {
+	for i := range rows {
+		state := &inv.Rows[i]
+		reason := state.Reason
+		switch state.State {
+		case publish.RowFailed:
+		case publish.RowMissing:
+			reason = "the build ended before it began: " + reason
+		default:
+			continue // there is a record, which says so itself
+		}
+		failure := record.Failure{Row: rows[i].ID, Digest: rows[i].Digest, Reason: reason}
+		if err := failure.Write(record.FailurePath(dist, rows[i].ID)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// spareFolders are what hosted runners have and builds of wheels do not need: Android SDK, .NET,
+// Haskell, the tool cache, CodeQL and the like.
+var spareFolders = []string{
+	"/usr/local/lib/android", "/usr/share/dotnet", "/opt/ghc", "/usr/local/.ghcup", "/opt/hostedtoolcache/CodeQL",
+	"/opt/hostedtoolcache/Java_Temurin-Hotspot_jdk", "/opt/hostedtoolcache/Ruby", "/opt/hostedtoolcache/PyPy", "/usr/share/swift", "/usr/local/share/powershell",
+	"/usr/local/share/chromium", "/usr/local/julia*",
+}
+
+// FreeDisk removes the spare folders of a hosted runner and returns how many bytes of its disk were
+// free before and are free after. The caller makes sure that this is a hosted runner. out gets what the
+// commands print.
+func FreeDisk(ctx context.Context, env []string, out io.Writer) (before, after int64, err error) {
+	if before, err = fsx.FreeSpace("/"); err != nil {
+		return 0, 0, err
+	}
+	argv := []string{"sudo", "-n", "rm", "-rf", "--"}
+	bare := len(argv)
+	for _, pattern := range spareFolders {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return 0, 0, err
+		}
+		argv = append(argv, found...)
+	}
+	if len(argv) > bare {
+		c := run.Cmd{Argv: argv, Env: env, Stdout: out, Stderr: out}
+		if _, err := c.Run(ctx); err != nil {
+			return 0, 0, err
+		}
+	}
+	after, err = fsx.FreeSpace("/")
+	return before, after, err
+}

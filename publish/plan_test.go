@@ -396,7 +396,7 @@ func TestProvenance(t *testing.T) {
 	must(t, os.WriteFile(wheel+".intoto.jsonl", signed, 0o666))
 	must(t, os.WriteFile(wheel+".cdx.json", sbom, 0o666))
 	verdict := func() *publish.Verdict {
-		v, err := publish.Verify(wheel, publish.VerifyOptions{Keys: nil})
+		v, err := publish.Verify(t.Context(), wheel, publish.VerifyOptions{Keys: nil})
 		must(t, err)
 		return v
 	}
@@ -404,8 +404,8 @@ func TestProvenance(t *testing.T) {
 		t.Errorf("verdict %+v", v)
 	}
 	must(t, os.WriteFile(wheel, append(data, 0), 0o666))
-	if v := verdict(); len(v.Problems) != 2 {
-		t.Errorf("a changed wheel: %q, want that provenance and bill of materials are of others", v.Problems)
+	if v := verdict(); len(v.Problems) != 3 {
+		t.Errorf("a changed wheel: %q, want that it cannot be read, and that provenance and bill of materials are of others", v.Problems)
 	}
 }
 

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"cmp"
+	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"crypto/x509"
@@ -409,26 +410,22 @@ type VerifyOptions struct {
 	Statement string
 	// Keys are those of which one must have signed. Without any, signatures are not checked.
 	Keys []ed25519.PublicKey
-	// Check compares the wheel with its own RECORD; it returns what is wrong.
-	Check func(path string) ([]string, error)
 }
 
 // Verify compares a wheel with its provenance, its bill of materials and its own RECORD. The
 // error is about files that cannot be read; what is wrong with the wheel is in the verdict.
-func Verify(path string, opts VerifyOptions) (*Verdict, error) {
+func Verify(ctx context.Context, path string, opts VerifyOptions) (*Verdict, error) {
 	v := &Verdict{File: filepath.Base(path), Problems: []string{}}
 	var err error
 	if v.SHA256, v.Size, err = hashFile(path); err != nil {
 		return nil, err
 	}
 	bad := func(format string, args ...any) { v.Problems = append(v.Problems, fmt.Sprintf(format, args...)) }
-	if opts.Check != nil {
-		found, err := opts.Check(path)
-		if err != nil {
-			bad("the wheel cannot be read: %v", err)
-		}
-		v.Problems = append(v.Problems, found...)
+	found, err := checkWheel(ctx, path)
+	if err != nil {
+		bad("the wheel cannot be read: %v", err)
 	}
+	v.Problems = append(v.Problems, found...)
 	name := cmp.Or(opts.Statement, path+provenanceSuffix)
 	text, err := os.ReadFile(name)
 	switch {
@@ -452,6 +449,20 @@ func Verify(path string, opts VerifyOptions) (*Verdict, error) {
 		}
 	}
 	return v, nil
+}
+
+// checkWheel compares a wheel with its own RECORD.
+func checkWheel(ctx context.Context, path string) (out []string, err error) {
+	w, err := wheel.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	problems, err := w.Check(ctx, wheel.CheckOptions{})
+	for _, p := range problems {
+		out = append(out, p.String())
+	}
+	return out, err
 }
 
 func (v *Verdict) statement(text []byte, keys []ed25519.PublicKey, bad func(string, ...any)) {

@@ -11,6 +11,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,84 @@ import (
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/wheel"
 )
+
+// Site is the index of what a target has.
+type Site struct {
+	Store *index.Store
+	// Pages writes the pages for people after a change.
+	Pages func(ctx context.Context) error
+}
+
+// Listing is what became of an index.
+type Listing struct {
+	Dir     string         `json:"dir"`
+	Files   int            `json:"files"`
+	Bytes   int64          `json:"bytes"`
+	Changes []index.Change `json:"changes"`
+	// Problems are files that the index does not take.
+	Problems []string `json:"problems"`
+	Commit   string   `json:"commit,omitempty"`
+}
+
+// Unlist takes files out of the index. Nothing happens without one.
+func (s *Site) Unlist(ctx context.Context, names []string) error {
+	if s == nil || !s.Store.Exists() {
+		return nil
+	}
+	catalog, err := s.Store.Catalog(ctx)
+	if err != nil {
+		return err
+	}
+	for project := range catalog.Projects() {
+		has := func(f *index.File) bool { return slices.Contains(names, f.Filename) }
+		if !slices.ContainsFunc(project.Files, func(f index.File) bool { return has(&f) }) {
+			continue
+		}
+		if _, err := s.Store.Remove(ctx, project.Name, has); err != nil {
+			return err
+		}
+	}
+	return s.Pages(ctx)
+}
+
+// Update lists what the target has, and pushes the pages if deploy names a branch. fallback, if it is
+// set, are the coordinates of the view for installers that name none. Without an index the listing is
+// nil.
+func (s *Site) Update(ctx context.Context, target Target, fallback string, deploy DeployOptions) (*Listing, error) {
+	if s == nil {
+		return nil, nil //nolint:nilnil // there is no index
+	}
+	releases, err := target.List(ctx, func(string) bool { return true })
+	if err != nil {
+		return nil, err
+	}
+	config, err := s.Store.Config()
+	if err != nil {
+		return nil, err
+	}
+	if fallback != "" {
+		if config.Default, err = index.ParseCoordinates(fallback); err != nil {
+			return nil, fmt.Errorf("publish.index.default: %w", err)
+		}
+	}
+	changes, problems, err := UpdateIndex(ctx, target, releases, s.Store, &config)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Pages(ctx); err != nil {
+		return nil, err
+	}
+	out := &Listing{Dir: s.Store.Dir(), Changes: slices.DeleteFunc(changes, func(c index.Change) bool { return c.Action == "unchanged" }), Problems: []string{}}
+	for _, problem := range problems {
+		out.Problems = append(out.Problems, problem.Error())
+	}
+	if out.Bytes, out.Files, err = siteSize(out.Dir); err != nil || deploy.Branch == "" {
+		return out, err
+	}
+	deploy.Message = "Index of " + target.String() + "\n"
+	out.Commit, err = Deploy(ctx, out.Dir, deploy)
+	return out, err
+}
 
 // UpdateIndex brings an index up to date with what a target has: every finished release, not only those of the
 // last run. Entries point at the target. What the index already has is left alone; of the rest, the small files that
@@ -131,8 +210,8 @@ func readSmall(ctx context.Context, target Target, tag, name string) ([]byte, er
 	return text, err
 }
 
-// SiteSize returns how many bytes the pages of an index have, without its books, and the number of files.
-func SiteSize(dir string) (size int64, files int, err error) {
+// siteSize returns how many bytes the pages of an index have, without its books, and the number of files.
+func siteSize(dir string) (size int64, files int, err error) {
 	err = walkSite(dir, func(_ string, d fs.DirEntry) error {
 		info, err := d.Info()
 		if err == nil {
@@ -177,7 +256,7 @@ type DeployOptions struct {
 // Deploy pushes the pages of an index to a branch, as one commit without history that has the whole tree.
 // The branch is replaced. Nothing happens if it has these pages already.
 func Deploy(ctx context.Context, site string, opts DeployOptions) (commit string, err error) {
-	size, _, err := SiteSize(site)
+	size, _, err := siteSize(site)
 	if err != nil {
 		return "", err
 	}

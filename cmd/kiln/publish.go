@@ -18,7 +18,6 @@ import (
 
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/index"
-	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
@@ -117,15 +116,18 @@ func (a *app) publish(ctx context.Context, f *publishingFlags) error {
 		return fmt.Errorf("--verify %q: use auto or full", f.verify)
 	}
 	var err error
-	if p.planned, err = f.plan.load(a.stdin); err != nil {
+	if p.planned, err = a.loadPlan(&f.plan); err != nil {
 		return err
 	}
-	if findings := p.planned.plan.Findings; findings.HasErrors() {
-		a.printDiagnostics(findings, p.planned.sources)
-		return &diag.ListError{Diagnostics: findings}
-	}
 	p.settings = p.planned.config.Publish()
-	if p.target, err = p.openTarget(); err != nil {
+	projects := map[string]bool{}
+	for i := range p.planned.plan.Rows {
+		projects[p.planned.plan.Rows[i].Package] = true
+	}
+	p.target, err = publish.Open(cmp.Or(f.to, p.settings.To), publish.OpenOptions{
+		Targets: p.settings.Targets, Dir: p.dir, Projects: slices.Sorted(maps.Keys(projects)), Getenv: os.Getenv, Retry: publish.Retry{Log: a.log},
+	})
+	if err != nil {
 		return err
 	}
 	if p.site = f.site; p.site == "" && p.settings.Index.Dir != "" {
@@ -144,54 +146,6 @@ func (a *app) publish(ctx context.Context, f *publishingFlags) error {
 		return p.runIndex(ctx)
 	}
 	return p.run(ctx)
-}
-
-// openTarget makes the target of --to or of packages.yml.
-func (p *publication) openTarget() (publish.Target, error) {
-	name := cmp.Or(p.flags.to, p.settings.To)
-	t, known := p.settings.Target(name)
-	if kind, location, ok := strings.Cut(name, ":"); !known && ok {
-		t, known = matrix.TargetSettings{Kind: kind, Location: location}, slices.Contains([]string{"dir", "github", "s3", "kiln"}, kind)
-		if kind == "s3" {
-			t.Location, t.Prefix, _ = strings.Cut(location, "/")
-		}
-	} else if known && t.Kind == "dir" && !filepath.IsAbs(t.Location) {
-		t.Location = filepath.Join(p.dir, filepath.FromSlash(t.Location))
-	}
-	if !known {
-		var names []string
-		for _, t := range p.settings.Targets {
-			names = append(names, t.Name)
-		}
-		if name == "" {
-			return nil, fmt.Errorf("no target: give --to, such as dir:public or github:OWNER/REPOSITORY, or publish: {to: …} in %s", p.planned.file)
-		}
-		hint := "write dir:PATH, github:OWNER/REPOSITORY, s3:BUCKET/FOLDER or kiln:URL, or a name of publish.targets"
-		if near := diag.Suggest(name, names); near != "" {
-			hint = "did you mean " + near + "?"
-		}
-		return nil, fmt.Errorf("there is no target %q\n  %s", name, hint)
-	}
-	retry := publish.Retry{Log: p.log}
-	switch t.Kind {
-	case "dir":
-		return publish.NewDir(t.Location, publish.DirOptions{URL: t.URL})
-	case "github":
-		return publish.NewGitHub(publish.GitHubOptions{
-			Repository: t.Location, Token: cmp.Or(os.Getenv("GITHUB_TOKEN"), os.Getenv("GH_TOKEN")), Endpoint: cmp.Or(t.Endpoint, os.Getenv("GITHUB_API_URL")),
-			WebURL: os.Getenv("GITHUB_SERVER_URL"), Draft: t.Draft, Prerelease: t.Prerelease, Retry: retry,
-		})
-	case "s3":
-		return publish.NewS3(publish.S3Options{
-			Endpoint: cmp.Or(t.Endpoint, os.Getenv("AWS_ENDPOINT_URL")), Bucket: t.Location, Prefix: t.Prefix, Region: cmp.Or(t.Region, os.Getenv("AWS_REGION")), URL: t.URL,
-			AccessKey: os.Getenv("AWS_ACCESS_KEY_ID"), SecretKey: os.Getenv("AWS_SECRET_ACCESS_KEY"), SessionToken: os.Getenv("AWS_SESSION_TOKEN"), Retry: retry,
-		})
-	}
-	projects := map[string]bool{}
-	for i := range p.planned.plan.Rows {
-		projects[p.planned.plan.Rows[i].Package] = true
-	}
-	return publish.NewKiln(publish.KilnOptions{URL: t.Location, Token: os.Getenv("KILN_TOKEN"), Projects: slices.Sorted(maps.Keys(projects)), Retry: retry})
 }
 
 // owner says who publishes: a CI run by its address, a person by user and host.
@@ -264,7 +218,7 @@ func (p *publication) run(ctx context.Context) error {
 		}
 		return err
 	}
-	store, err := p.openSite()
+	site, err := p.openSite()
 	if err != nil {
 		return err
 	}
@@ -272,8 +226,8 @@ func (p *publication) run(ctx context.Context) error {
 		PlanOptions: p.planOptions(), Owner: owner(), Jobs: p.flags.jobs, VerifyFull: p.flags.verify == "full", Reason: p.flags.reason, StealLock: p.flags.stealing, Log: p.log,
 		Notes: publish.NotesOptions{IndexURL: p.flags.indexURL, Base: p.target.Base},
 	}
-	if store != nil {
-		opts.Unlist = func(names []string) error { return p.unlist(ctx, store, names) }
+	if site != nil {
+		opts.Unlist = func(names []string) error { return site.Unlist(ctx, names) }
 	}
 	progress := p.progress(&opts)
 	result, err := publish.Run(ctx, p.target, inv, opts)
@@ -281,7 +235,7 @@ func (p *publication) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	listed, err := p.updateIndex(ctx, store)
+	listed, err := p.updateIndex(ctx, site)
 	if err != nil {
 		return fmt.Errorf("the files are published, but not in the index: %w", err)
 	}
@@ -334,95 +288,39 @@ func (p *publication) progress(opts *publish.Options) (stop func()) {
 	return bar.Close
 }
 
-func (p *publication) openSite() (*index.Store, error) {
+// openSite returns nil if no index is wanted.
+func (p *publication) openSite() (*publish.Site, error) {
 	if p.site == "" {
 		return nil, nil //nolint:nilnil // no index is wanted
 	}
-	return index.Open(p.site, index.StoreOptions{Log: p.log})
-}
-
-// unlist takes files out of the index.
-func (p *publication) unlist(ctx context.Context, store *index.Store, names []string) error {
-	if store == nil || !store.Exists() {
-		return nil
-	}
-	catalog, err := store.Catalog(ctx)
+	store, err := index.Open(p.site, index.StoreOptions{Log: p.log})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for project := range catalog.Projects() {
-		has := func(f *index.File) bool { return slices.Contains(names, f.Filename) }
-		if !slices.ContainsFunc(project.Files, func(f index.File) bool { return has(&f) }) {
-			continue
-		}
-		if _, err := store.Remove(ctx, project.Name, has); err != nil {
-			return err
-		}
-	}
-	return p.writeWeb(ctx, store, false)
-}
-
-// listing is what became of the index.
-type listing struct {
-	Dir     string         `json:"dir"`
-	Files   int            `json:"files"`
-	Bytes   int64          `json:"bytes"`
-	Changes []index.Change `json:"changes"`
-	// Problems are files that the index does not take.
-	Problems []string `json:"problems"`
-	Commit   string   `json:"commit,omitempty"`
+	return &publish.Site{Store: store, Pages: func(ctx context.Context) error { return p.writeWeb(ctx, store, false) }}, nil
 }
 
 // updateIndex lists what the target has, and pushes the pages if that is configured.
-func (p *publication) updateIndex(ctx context.Context, store *index.Store) (*listing, error) {
-	if store == nil {
-		return nil, nil //nolint:nilnil // no index is wanted
-	}
-	releases, err := p.target.List(ctx, func(string) bool { return true })
-	if err != nil {
-		return nil, err
-	}
-	config, err := store.Config()
-	if err != nil {
-		return nil, err
-	}
-	if d := p.settings.Index.Default; d != "" {
-		if config.Default, err = index.ParseCoordinates(d); err != nil {
-			return nil, fmt.Errorf("publish.index.default: %w", err)
-		}
-	}
-	changes, problems, err := publish.UpdateIndex(ctx, p.target, releases, store, &config)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.writeWeb(ctx, store, false); err != nil {
-		return nil, err
-	}
-	out := &listing{Dir: p.site, Changes: slices.DeleteFunc(changes, func(c index.Change) bool { return c.Action == "unchanged" }), Problems: []string{}}
-	for _, problem := range problems {
-		out.Problems = append(out.Problems, problem.Error())
-	}
-	if out.Bytes, out.Files, err = publish.SiteSize(p.site); err != nil {
-		return nil, err
-	}
+func (p *publication) updateIndex(ctx context.Context, site *publish.Site) (*publish.Listing, error) {
 	x := p.settings.Index
-	if x.Branch != "" && p.upload {
-		if out.Commit, err = publish.Deploy(ctx, store.Dir(), publish.DeployOptions{
-			Repository: cmp.Or(p.dir, "."), Remote: x.Remote, Branch: x.Branch, Message: "Index of " + p.target.String() + "\n", Env: os.Environ(),
-		}); err != nil {
-			return nil, err
-		}
+	deploy := publish.DeployOptions{Repository: cmp.Or(p.dir, "."), Remote: x.Remote, Branch: x.Branch, Env: os.Environ()}
+	if !p.upload {
+		deploy.Branch = ""
 	}
-	return out, nil
+	listed, err := site.Update(ctx, p.target, x.Default, deploy)
+	if listed != nil {
+		listed.Dir = p.site // as the user wrote it
+	}
+	return listed, err
 }
 
 // runIndex is --index-only.
 func (p *publication) runIndex(ctx context.Context) error {
-	store, err := p.openSite()
+	site, err := p.openSite()
 	if err != nil {
 		return err
 	}
-	listed, err := p.updateIndex(ctx, store)
+	listed, err := p.updateIndex(ctx, site)
 	if err != nil {
 		return err
 	}
@@ -449,11 +347,11 @@ func (p *publication) runPrune(ctx context.Context) error {
 	}
 	removals := publish.PlanPrune(releases, keep, time.Now())
 	if p.upload {
-		store, err := p.openSite()
+		site, err := p.openSite()
 		if err != nil {
 			return err
 		}
-		if err := publish.Prune(ctx, p.target, removals, owner(), func(names []string) error { return p.unlist(ctx, store, names) }); err != nil {
+		if err := publish.Prune(ctx, p.target, removals, owner(), func(names []string) error { return site.Unlist(ctx, names) }); err != nil {
 			return err
 		}
 	}
@@ -535,7 +433,7 @@ func (p *publication) printStrangers(plan *publish.Plan) {
 	}
 }
 
-func (p *publication) printPublished(r *publish.Result, listed *listing) error {
+func (p *publication) printPublished(r *publish.Result, listed *publish.Listing) error {
 	table := ui.NewTable("FILE", "TAG", ">SIZE", "RESULT")
 	for _, a := range r.Uploaded {
 		table.Add(a.File.Name, a.Tag, ui.Bytes(a.File.Size), "uploaded, verified")
@@ -560,7 +458,7 @@ func (p *publication) printPublished(r *publish.Result, listed *listing) error {
 	return nil
 }
 
-func (p *publication) printListing(l *listing) {
+func (p *publication) printListing(l *publish.Listing) {
 	if l == nil {
 		return
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/publish"
-	"github.com/kiln-build/kiln/wheel"
 )
 
 func (a *app) verifyCommand() *cobra.Command {
@@ -28,7 +27,7 @@ signed by that key.`,
   kiln verify --key release.pub demo-1.0-cp312-cp312-linux_x86_64.whl`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			opts := publish.VerifyOptions{Statement: statement, Check: func(path string) ([]string, error) { return checkWheel(cmd.Context(), path) }}
+			opts := publish.VerifyOptions{Statement: statement}
 			if statement != "" && len(args) > 1 {
 				return fmt.Errorf("--statement is about one wheel, and there are %d", len(args))
 			}
@@ -39,7 +38,7 @@ signed by that key.`,
 				}
 				opts.Keys = append(opts.Keys, key)
 			}
-			return a.verify(args, opts, asJSON)
+			return a.verify(cmd.Context(), args, opts, asJSON)
 		},
 	}
 	flags := cmd.Flags()
@@ -50,26 +49,11 @@ signed by that key.`,
 	return cmd
 }
 
-// checkWheel compares a wheel with its own RECORD.
-func checkWheel(ctx context.Context, path string) ([]string, error) {
-	w, err := wheel.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer w.Close()
-	problems, err := w.Check(ctx, wheel.CheckOptions{})
-	var out []string
-	for _, p := range problems {
-		out = append(out, p.String())
-	}
-	return out, err
-}
-
-func (a *app) verify(paths []string, opts publish.VerifyOptions, asJSON bool) error {
+func (a *app) verify(ctx context.Context, paths []string, opts publish.VerifyOptions, asJSON bool) error {
 	var verdicts []*publish.Verdict
 	bad := 0
 	for _, path := range paths {
-		v, err := publish.Verify(path, opts)
+		v, err := publish.Verify(ctx, path, opts)
 		if err != nil {
 			return err
 		}

@@ -231,7 +231,7 @@ func (l *loader) question() string {
 	o := l.opts
 	parts := []string{
 		l.spec.file, l.spec.Root, string(l.spec.text), fmt.Sprintf("%+v", l.spec.withoutText()), o.Python, o.CUDAHome, o.Archs, o.Launcher,
-		strconv.FormatBool(o.Debug), strconv.FormatBool(o.NoPrebuilt), strconv.FormatBool(o.NoLauncher), gpus(o.Host),
+		strconv.FormatBool(o.Debug), strconv.FormatBool(o.NoPrebuilt), strconv.FormatBool(o.NoLauncher), o.Host.KernelGPUs(),
 	}
 	for _, v := range questionVariables {
 		parts = append(parts, o.getenv(v))
@@ -243,20 +243,6 @@ func (s *Spec) withoutText() Spec {
 	c := *s
 	c.text = nil
 	return c
-}
-
-// gpus is what the kernel says of GPUs, without asking a driver's program.
-func gpus(h *machine.Host) string {
-	var parts []string
-	for _, dir := range []string{"/proc/driver/nvidia/gpus", "/sys/class/kfd/kfd/topology/nodes"} {
-		if names, err := h.ReadDir(dir); err == nil {
-			parts = append(parts, names...)
-		}
-	}
-	if text, err := h.ReadFile("/proc/driver/nvidia/version"); err == nil {
-		parts = append(parts, string(text))
-	}
-	return strings.Join(parts, "\n")
 }
 
 func (l *loader) event(e Event) {

@@ -95,7 +95,7 @@ func (f *buildFlags) stateDir() string {
 func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, error) {
 	opts := build.Options{
 		Dir: f.folder(), StateDir: f.stateDir(), DistDir: f.dist, Jobs: f.jobs, CPU: f.cpus, Rebuild: f.rebuild, FailFast: f.failFast, KeepWork: f.keepWork,
-		Recipe: build.RecipeOptions{TorchIndex: f.torchIndex, DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: haveGPU(), Log: a.log,
+		Recipe: build.RecipeOptions{TorchIndex: f.torchIndex, DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: a.host().HasGPU(), Log: a.log,
 	}
 	var err error
 	if opts.Kiln, err = os.Executable(); err != nil {

@@ -58,13 +58,3 @@ else:
 	}
 	return strings.TrimSpace(out.String())
 }
-
-// haveGPU reports whether an NVIDIA or AMD GPU can be used from here.
-func haveGPU() bool {
-	for _, device := range []string{"/dev/nvidia0", "/dev/kfd"} {
-		if _, err := os.Stat(device); err == nil {
-			return true
-		}
-	}
-	return false
-}

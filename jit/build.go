@@ -20,7 +20,8 @@ import (
 	"github.com/kiln-build/kiln/machine"
 )
 
-// errChanged says that a file was changed while it was being compiled, so that nobody knows what was compiled.
+// errChanged says that a file was changed while it was compiled: the result may be of either
+// content.
 var errChanged = errors.New("changed while it was compiled")
 
 // build compiles and links in a private folder and puts the result into the store.
@@ -227,7 +228,7 @@ func (l *loader) explain(ce *commandError) []machine.Diagnosis {
 	return machine.Diagnose(ev)
 }
 
-// lasting are failures that only a change of the inputs can end. Others may be over once something is installed.
+// lasting are failures that end only when the inputs change. Installing something can end others.
 var lasting = []string{"compile-error", "compiler-crash", "cxx-standard"}
 
 // keepFailure writes the failure down. Not being able to is no further failure.
@@ -274,7 +275,7 @@ func (b *builder) projectHeaders() []string {
 	return out
 }
 
-// headers collects what compilers read besides the sources, and makes sure that nothing of it has changed meanwhile.
+// headers collects what compilers read besides the sources. It fails if a file changed since began.
 func (b *builder) headers(began time.Time) ([]Header, error) {
 	where := b.places()
 	digests := map[string]string{}
@@ -407,8 +408,8 @@ func shellQuote(s string) string {
 
 var errSlow = errors.New("loading took too long")
 
-// loadScript imports a module. torch modules that were compiled just now are only opened with all their symbols: importing torch takes
-// seconds, and the caller will do it anyway.
+// loadScript imports a module. torch modules that were compiled just now are only opened with all
+// their symbols: importing torch takes seconds, and the caller will do it anyway.
 const loadScript = `import sys
 path, name, how = sys.argv[1:4]
 if how == "open":

@@ -6,7 +6,8 @@ var (
 	ShellLine  = shellLine
 )
 
-// StatLine writes a line of a remembered answer and reads it again; ok says that the two are the same.
+// StatLine writes a line of a remembered answer and reads it again; ok says that the two are the
+// same.
 func StatLine(line string) (again string, ok bool) {
 	s, ok := parseStat(line)
 	if !ok {

@@ -23,7 +23,8 @@ type Input struct {
 	Value string `json:"value"`
 }
 
-// Inputs are all of them, in a fixed order. They have no absolute paths of the project, no times and no user.
+// Inputs are all of them, in a fixed order. They have no absolute paths of the project, no times
+// and no user.
 type Inputs []Input
 
 // Digest is the SHA-256 of the inputs, each part with its length before it, in hexadecimal.
@@ -90,8 +91,8 @@ func fileDigest(path string) (string, error) {
 // maxHashed is the largest program or library that is read whole to know it.
 const maxHashed = 64 << 20
 
-// identify tells a program or library from another of the same name and version. A large library is known by the id that its linker
-// gave it.
+// identify tells a program or library from another of the same name and version. A large library is
+// known by the id that its linker gave it.
 func identify(path string) string {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -131,8 +132,9 @@ func buildID(path string) string {
 	return hex.EncodeToString(data[16:])
 }
 
-// torchIdentity tells an installed torch from another, also from one of the same version: what it says of itself,
-// the list of its files with their digests, and its libraries. files are what must be looked at to see a change.
+// torchIdentity tells an installed torch from another, also from one of the same version: what it
+// says of itself, the list of its files with their digests, and its libraries. files are what must
+// be looked at to see a change.
 func torchIdentity(m *machine.Machine) (inputs Inputs, files []string) {
 	t := m.Torch
 	inputs = append(inputs, Input{"torch", fmt.Sprintf("%s git %s cuda %s hip %s abi %s", t.Version, t.Git, t.CUDA, t.HIP, t.CXX11ABI)})
@@ -178,8 +180,8 @@ func torchLibraries(goos string, t machine.Torch) []string {
 	return names
 }
 
-// pybindTags finds in torch's Python library what other modules must be compiled with to share objects with it: compiler, C++
-// library and C++ ABI, as pybind11 named them up to its version 2.
+// pybindTags finds in torch's Python library what other modules must be compiled with to share
+// objects with it: compiler, C++ library and C++ ABI, as pybind11 named them up to its version 2.
 func pybindTags(path string) []string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -24,12 +24,14 @@ type Options struct {
 	Dir string
 	// Env is the environment, as NAME=value: where programs are looked for, and what compilers get.
 	Env []string
-	// Python is the interpreter that the module is for, CUDAHome the toolkit to use; empty means the first one found.
+	// Python is the interpreter that the module is for, CUDAHome the toolkit to use; empty means
+	// the first one found.
 	Python   string
 	CUDAHome string
 	// Archs is a list of GPU targets, as TORCH_CUDA_ARCH_LIST has it; it goes before the spec's.
 	Archs string
-	// Jobs is how many compilers may run at once. Zero means as many as there are processors and memory for.
+	// Jobs is how many compilers may run at once. Zero means as many as there are processors and
+	// memory for.
 	Jobs int
 	// Debug adds device-side assertions and the compiler's times.
 	Debug bool
@@ -39,21 +41,24 @@ type Options struct {
 	NoPrebuilt bool
 	// NoCompile, if not empty, forbids compiling, and says why.
 	NoCompile string
-	// Launcher is a compiler cache to put in front of compilers. Empty means ccache if it is there; NoLauncher none.
+	// Launcher is a compiler cache to put in front of compilers. Empty means ccache if it is there;
+	// NoLauncher none.
 	Launcher   string
 	NoLauncher bool
-	// Retry compiles although the same inputs failed a moment ago, and although an entry is there that looks damaged.
+	// Retry compiles although the same inputs failed a moment ago, and although an entry is there
+	// that looks damaged.
 	Retry bool
-	// LockTimeout is how long to wait for another process that compiles the same. Zero means an hour.
+	// LockTimeout is how long to wait for another process that compiles the same. Zero means an
+	// hour.
 	LockTimeout time.Duration
 	// LoadTimeout is how long loading a module may take. Zero means two minutes.
 	LoadTimeout time.Duration
-	// RememberAs is a name, of hexadecimal digits, under which the answer is remembered as well: for callers that look at it
-	// themselves, as kiln.load does.
+	// RememberAs is a name, of hexadecimal digits, under which the answer is remembered as well:
+	// for callers that look at it themselves, as kiln.load does.
 	RememberAs string
 	// OtherDirs are folders for a store that may be proposed where Dir cannot be used.
 	OtherDirs []string
-	// OnEvent is told what happens, one at a time. Nil means nobody listens.
+	// OnEvent is told what happens, one at a time. Nil means that no event is reported.
 	OnEvent func(Event)
 	// Table is the table of versions; nil means the built-in one.
 	Table *compat.Table
@@ -126,7 +131,8 @@ type Error struct {
 	Name string
 	// Diagnoses are the causes, the most likely first; there is at least one.
 	Diagnoses []machine.Diagnosis
-	// Command is the one that failed first, Tail the end of its output, Log the file with all of it.
+	// Command is the one that failed first, Tail the end of its output, Log the file with all of
+	// it.
 	Command []string
 	Tail    []string
 	Log     string
@@ -149,8 +155,8 @@ func (e *Error) Error() string {
 // Unwrap returns the underlying error.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Load returns a module for this Python and this torch: see the package comment for the ways to get one. A failure that is the
-// machine's or the sources' is an [*Error].
+// Load returns a module for this Python and this torch: see the package comment for the ways to get
+// one. A failure that is the machine's or the sources' is an [*Error].
 func Load(ctx context.Context, spec *Spec, opts Options) (*Result, error) {
 	l, err := newLoader(spec, &opts)
 	if err != nil {
@@ -206,7 +212,8 @@ func newLoader(spec *Spec, opts *Options) (*loader, error) {
 	if opts.Host == nil {
 		opts.Host = machine.Local(opts.Env)
 	}
-	// Compilers and the interpreter run in other folders, and the answer is remembered for this path.
+	// Compilers and the interpreter run in other folders, and the answer is remembered for this
+	// path.
 	if strings.ContainsAny(opts.Python, `/\`) { // else it is a name on PATH
 		opts.Python = opts.Host.Abs(opts.Python)
 	}
@@ -256,7 +263,7 @@ func (l *loader) probe(ctx context.Context) {
 	if l.machine == nil {
 		l.machine = machine.Probe(ctx, l.opts.Host, machine.ProbeOptions{
 			Python: l.opts.Python, CUDAHome: l.opts.CUDAHome, WorkDir: l.opts.Dir, Table: l.opts.Table,
-			// A machine that compiles elsewhere too answers slowly, and what it has does not depend on that.
+			// A busy machine answers slowly.
 			Timeout: time.Minute,
 		})
 	}
@@ -324,7 +331,8 @@ func (l *loader) places() places {
 // keyLength is how much of a digest is in the name of an entry.
 const keyLength = 32
 
-// cachedOrBuilt takes the module from the store, or compiles it. files are those that the answer depends on.
+// cachedOrBuilt takes the module from the store, or compiles it. files are those that the answer
+// depends on.
 func (l *loader) cachedOrBuilt(ctx context.Context) (r *Result, files []string, err error) {
 	began := time.Now()
 	p, err := newPlan(l.spec, l.machine, l.opts)
@@ -339,7 +347,7 @@ func (l *loader) cachedOrBuilt(ctx context.Context) (r *Result, files []string, 
 	look := func() bool {
 		e, ok := l.store.find(l.spec.Name, base, l.places(), digests)
 		if ok && !e.intact() {
-			// Somebody wrote to it, or the disk did. Compile again rather than load it.
+			// It was changed, or the disk is damaged. Compile again rather than load it.
 			l.event(Event{Kind: EventWarning, Text: "the module in " + e.Dir + " is damaged; compiling again"})
 			if _, err := l.store.removeEntry(e); err != nil {
 				return false
@@ -372,7 +380,7 @@ func (l *loader) cachedOrBuilt(ctx context.Context) (r *Result, files []string, 
 		defer lock.Unlock() //nolint:errcheck // It ends with the file.
 	}
 	clear(digests)
-	if look() { // somebody was quicker
+	if look() { // the process that held the lock compiled it
 		return r, files, nil
 	}
 	if f, ok := l.store.failed(l.spec.Name, base, l.began); ok && (!l.opts.Retry || f.Time.After(l.began)) {
@@ -406,8 +414,9 @@ func (l *loader) result(p *plan, e Entry, source string) (*Result, []string) {
 	}, files
 }
 
-// managed are folders, each with a separator at its end, whose files only a package manager changes. It replaces them, which changes the folder they
-// are in, so that watching the folder is enough: of the five thousand headers of torch it has a few dozen.
+// managed are folders, each with a separator at its end, whose files only a package manager
+// changes. It replaces files, which changes their folders, so that watching the folders is enough:
+// the five thousand headers of torch are in a few dozen.
 func (l *loader) managed() []string {
 	var dirs []string
 	if l.machine.OS == "linux" {
@@ -435,13 +444,13 @@ func (l *loader) lock(ctx context.Context, base string) (*fsx.FileLock, error) {
 		defer cancel()
 		lock, err = fsx.Lock(limited, path)
 	}
-	if err != nil && lockless(err) {
-		return nil, nil
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil, nil // The rename at the end of a build is enough; work may be done twice.
 	}
 	return lock, err
 }
 
-// usable says before the first compiler runs that modules in the store's folder could not be loaded.
+// usable reports, before the first compiler runs, that modules could not be loaded from the store.
 func (l *loader) usable() error {
 	if err := os.MkdirAll(l.store.dir(), 0o777); err != nil {
 		return err
@@ -485,7 +494,8 @@ func (f *failure) error(name string) *Error {
 	return &Error{Name: name, Diagnoses: f.Diagnoses, Command: f.Command, Tail: f.Tail, Log: f.Log, Remembered: f.Time}
 }
 
-// Explanation says why a module would be compiled, or that it would not: what differs from the newest entry.
+// Explanation says why a module would be compiled, or that it would not: what differs from the
+// newest entry.
 type Explanation struct {
 	Name string `json:"name"`
 	// Key is that of the inputs of now, without headers.

@@ -24,8 +24,8 @@ import (
 	"github.com/kiln-build/kiln/machine"
 )
 
-// helperEnv makes the test binary load a module in another process: its value is the spec's path and the store's. Without a spec it
-// removes everything from the store.
+// helperEnv makes the test binary load a module in another process: its value is the spec's path
+// and the store's. Without a spec it removes everything from the store.
 const helperEnv = "KILN_JIT_HELPER"
 
 func TestMain(m *testing.M) {
@@ -121,7 +121,8 @@ func (p *project) write(name, text string) {
 	}
 }
 
-// compiler makes the compiler of the project: a script that notes each file, does something first, and calls the real one.
+// compiler makes the compiler of the project: a script that notes each file, does something first,
+// and calls the real one.
 func (p *project) compiler(first string) {
 	p.write("bin/g++", fmt.Sprintf(`#!/bin/sh
 case " $* " in *" -c "*)
@@ -130,7 +131,7 @@ case " $* " in *" -c "*)
 esac
 exec g++ "$@"
 `, p.path("calls"), first))
-	// A folder of PATH that somebody else writes to would be looked at again.
+	// A folder of PATH that another program writes to would be looked at again.
 	p.env = append(os.Environ(), "PATH=/usr/local/bin:/usr/bin:/bin", "CXX="+p.path("bin/g++"))
 }
 
@@ -366,7 +367,8 @@ func TestRaceOfFailures(t *testing.T) {
 	}
 }
 
-// TestKill: a process that is killed while it compiles leaves nothing that keeps the next one from its work.
+// TestKill: a process that is killed while it compiles leaves nothing that keeps the next one from
+// its work.
 func TestKill(t *testing.T) {
 	t.Parallel()
 	p := newProject(t)

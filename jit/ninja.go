@@ -11,8 +11,9 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// ExportNinja writes a build.ninja into a folder that compiles the module with ninja, for debugging and for people who are used
-// to it. It returns the path of the file, which is written only if it changes.
+// ExportNinja writes a build.ninja into a folder that compiles the module with ninja, for debugging
+// and for people who are used to it. It returns the path of the file, which is written only if it
+// changes.
 func ExportNinja(ctx context.Context, spec *Spec, opts Options, dir string) (string, error) {
 	l, err := newLoader(spec, &opts)
 	if err != nil {
@@ -37,7 +38,8 @@ func ExportNinja(ctx context.Context, spec *Spec, opts Options, dir string) (str
 	return path, fsx.WriteFile(path, text, 0o666)
 }
 
-// ninja writes the plan in ninja's language, with one rule for each compiler, as torch's builder does.
+// ninja writes the plan in ninja's language, with one rule for each compiler, as torch's builder
+// does.
 func (p *plan) ninja(dir string) []byte {
 	var b bytes.Buffer
 	b.WriteString("# Written by kiln jit --ninja.\nninja_required_version = 1.3\n")

@@ -15,8 +15,8 @@ import (
 	"github.com/kiln-build/kiln/machine"
 )
 
-// ErrNotSupported is the error for compiling on a system that kiln has no compiler commands for. Modules that are
-// compiled already can be used there.
+// ErrNotSupported is the error for compiling on a system that kiln has no compiler commands for.
+// Modules that are compiled already can be used there.
 var ErrNotSupported = errors.New("not supported on this system")
 
 // unit is one source and the command that compiles it.
@@ -28,7 +28,8 @@ type unit struct {
 	argv   []string
 }
 
-// plan is everything that is decided before the first compiler is called. The same spec, machine and options give the same plan.
+// plan is everything that is decided before the first compiler is called. The same spec, machine
+// and options give the same plan.
 type plan struct {
 	spec     *Spec
 	module   string // file name of the result
@@ -148,7 +149,8 @@ func (p *planner) problems() []machine.Diagnosis {
 	return out
 }
 
-// noHIPCC is a problem of this module alone: kiln doctor misses hipcc only where torch is a ROCm build, which needs all of AMD's libraries.
+// noHIPCC is a problem of this module alone: kiln doctor reports a missing hipcc only where torch
+// is a ROCm build, which needs all of AMD's libraries.
 func (p *planner) noHIPCC() machine.Diagnosis {
 	install := func(tool string) string {
 		return machine.InstallCommand(tool, p.m.OS, p.m.Distribution, p.m.Python.Version, "", p.m.Root)
@@ -205,7 +207,8 @@ func (p *planner) selectArchs() error {
 	return nil
 }
 
-// selectGfx is selectArchs for AMD: PYTORCH_ROCM_ARCH, else the GPUs of this machine, else what hipcc takes by itself.
+// selectGfx is selectArchs for AMD: PYTORCH_ROCM_ARCH, else the GPUs of this machine, else what
+// hipcc takes by itself.
 func (p *planner) selectGfx() error {
 	if !p.hip || hasPrefix(p.spec.Flags.HIP, "--offload-arch") {
 		return nil
@@ -240,8 +243,8 @@ const (
 	memoryCUDA  = 2 << 30
 )
 
-// commands fills in the command lines. They are those of torch's own builder where the result depends on them; docs/jit.md
-// lists the differences.
+// commands fills in the command lines. They are those of torch's own builder where the result
+// depends on them; docs/jit.md lists the differences.
 func (p *planner) commands() {
 	s, m := p.spec, p.m
 	if p.opts.Launcher != "" {
@@ -357,7 +360,8 @@ func (p *planner) nvcc(common []string, standard string) []string {
 	return append(argv, flags...)
 }
 
-// hostCompiler is what nvcc is told to call; empty where it decides itself, as a distribution's nvcc does.
+// hostCompiler is what nvcc is told to call; empty where it decides itself, as a distribution's
+// nvcc does.
 func (p *planner) hostCompiler() string {
 	for _, name := range []string{"CUDAHOSTCXX", "CC"} {
 		if f := strings.Fields(p.opts.getenv(name)); len(f) > 0 && p.m.Result("nvcc-host-compiler").Status == machine.OK {
@@ -400,7 +404,8 @@ func (p *planner) systemIncludes() []string {
 	if p.cuda {
 		kit := p.kit()
 		for _, dir := range []string{filepath.Join(kit.Home, "include"), filepath.Join(filepath.Dir(kit.Home), "cuda_runtime", "include")} {
-			// A system folder given by hand changes the order in which the compiler searches, and breaks #include_next.
+			// A system folder given by hand changes the order in which the compiler searches, and
+			// breaks #include_next.
 			if _, err := os.Stat(filepath.Join(dir, "cuda_runtime.h")); err == nil && dir != "/usr/include" {
 				dirs = append(dirs, dir)
 			}
@@ -484,7 +489,7 @@ var inputVariables = []string{
 	"COMPILER_PATH", "SOURCE_DATE_EPOCH", "MACOSX_DEPLOYMENT_TARGET",
 }
 
-// identify collects the inputs, all but the headers, which nobody knows before compiling.
+// identify collects the inputs, all but the headers, which are known only after compiling.
 func (p *planner) identify() error {
 	s, m := p.spec, p.m
 	add := func(name, value string) { p.inputs = append(p.inputs, Input{name, value}) }
@@ -567,8 +572,8 @@ func (p *planner) normal(argv []string) []string {
 // maxHeaders bounds how many files below an include folder are listed.
 const maxHeaders = 20_000
 
-// headerNames adds the names of all headers in the project's include folders: a new one may hide another without any file that
-// was read having changed.
+// headerNames adds the names of all headers in the project's include folders: a new one may hide
+// another without any file that was read having changed.
 func (p *planner) headerNames() error {
 	var names []string
 	for _, dir := range p.spec.Include {
@@ -618,7 +623,8 @@ func hasPrefix(list []string, prefix string) bool {
 	return slices.ContainsFunc(list, func(s string) bool { return strings.HasPrefix(s, prefix) })
 }
 
-// before compares versions of torch by their first two numbers. One that cannot be read is taken for new.
+// before compares versions of torch by their first two numbers. One that cannot be read is taken
+// for new.
 func before(version, limit string) bool {
 	a, b := strings.Split(version, "."), strings.Split(limit, ".")
 	for i := range 2 {
@@ -663,5 +669,5 @@ func (p *plan) linkCommand(dir, output string) []string {
 	return slices.Concat(argv[:1], objects, argv[1:])
 }
 
-// defaultJobs is what runs at once where nobody says it.
+// defaultJobs is how many compilers run at once unless Options say it.
 func defaultJobs() int { return runtime.GOMAXPROCS(0) }

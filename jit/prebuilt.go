@@ -21,8 +21,8 @@ import (
 	"github.com/kiln-build/kiln/wheel"
 )
 
-// prebuilt looks for a module that was compiled elsewhere and fits. It returns nil if there is none; those that do not fit are
-// in l.rejected.
+// prebuilt looks for a module that was compiled elsewhere and fits. It returns nil if there is
+// none; those that do not fit are in l.rejected.
 func (l *loader) prebuilt(ctx context.Context) (*Result, error) {
 	for _, file := range l.installed() {
 		ok, err := l.accept(ctx, file, l.moduleOf(file))
@@ -67,8 +67,8 @@ func (l *loader) suffixes() []string {
 	return slices.Compact(slices.DeleteFunc(out, func(s string) bool { return s == "" }))
 }
 
-// installed lists the files that the spec and the interpreter would find, the first found first. What is looked at and not there is
-// watched too.
+// installed lists the files that the spec and the interpreter would find, the first found first.
+// What is looked at and not there is watched too.
 func (l *loader) installed() []string {
 	modules := l.spec.Prebuilt.Modules
 	if len(modules) == 0 {
@@ -168,14 +168,16 @@ func (l *loader) accept(ctx context.Context, file, module string) (bool, error) 
 	return true, nil
 }
 
-// auditRules are those that say that a module will not load here, with the diagnosis that it would become.
+// auditRules are those that say that a module will not load here, with the diagnosis that it would
+// become.
 var auditRules = map[string]string{
 	audit.RuleObject: "damaged-module", audit.RuleMachine: "wrong-machine", audit.RuleLibraryMissing: "lib-missing", audit.RuleCUDAMajor: "lib-missing",
 	audit.RuleSymbolMissing: "undefined-symbol", audit.RuleCXXABI: "undefined-symbol", audit.RulePythonTag: "wrong-machine", audit.RulePythonSymbol: "undefined-symbol",
 	audit.RuleTorchVersion: "undefined-symbol",
 }
 
-// audit says, without loading it, why a module does not fit; an empty list means that nothing speaks against it.
+// audit says, without loading it, why a module does not fit; an empty list means that it does, as
+// far as can be seen.
 func (l *loader) audit(ctx context.Context, file string) ([]machine.Diagnosis, error) {
 	opts := audit.Options{NoTable: true, Python: l.machine.Python.Minor()}
 	if l.spec.Torch && l.machine.Torch.Version != "" {
@@ -268,8 +270,8 @@ type wheelCandidate struct {
 	cuda  int  // CUDA it was built with, as 128
 }
 
-// wheels lists the wheels that could hold the module, the nearest first: that of exactly this torch and CUDA, then lower minor versions of
-// the same CUDA, then those that do not say.
+// wheels lists the wheels that could hold the module, the nearest first: that of exactly this torch
+// and CUDA, then lower minor versions of the same CUDA, then those that do not say.
 func (l *loader) wheels() []string {
 	tags := map[string]int{}
 	if list, err := wheel.SupportedTags(l.interpreter()); err == nil {
@@ -315,8 +317,8 @@ func (l *loader) wheels() []string {
 	return out
 }
 
-// fitsLabel compares the local label of a wheel, such as cu128.torch2.9.0, with this torch: another minor version of torch or another
-// major version of CUDA has another binary interface.
+// fitsLabel compares the local label of a wheel, such as cu128.torch2.9.0, with this torch: another
+// minor version of torch or another major version of CUDA has another binary interface.
 func (l *loader) fitsLabel(c *wheelCandidate) bool {
 	torch := l.machine.Torch
 	wantCUDA, _ := strconv.Atoi(strings.ReplaceAll(compat.Minor(torch.CUDA), ".", "")) // none: 0
@@ -361,7 +363,8 @@ func (l *loader) interpreter() wheel.Interpreter {
 	return in
 }
 
-// unpack puts the native files of a wheel into the store and returns the path of the module, "" if the wheel has none of that name.
+// unpack puts the native files of a wheel into the store and returns the path of the module, "" if
+// the wheel has none of that name.
 func (l *loader) unpack(ctx context.Context, file string) (string, error) {
 	r, err := wheel.Open(file)
 	if err != nil {

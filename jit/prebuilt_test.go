@@ -14,7 +14,8 @@ import (
 	"github.com/kiln-build/kiln/jit"
 )
 
-// TestPrebuilt: a module that was compiled elsewhere is taken if it loads here, and otherwise left alone and reported.
+// TestPrebuilt: a module that was compiled elsewhere is taken if it loads here, and otherwise left
+// alone and reported.
 func TestPrebuilt(t *testing.T) {
 	t.Parallel()
 	p := newProject(t)

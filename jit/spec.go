@@ -56,8 +56,8 @@ type Flags struct {
 type Prebuilt struct {
 	// Off looks nowhere. Otherwise the interpreter's site-packages are always looked at.
 	Off bool
-	// Modules are the names under which the module may be installed; default Spec.Name. A name with dots is
-	// inside of a package: "exllamav2.exllamav2_ext".
+	// Modules are the names under which the module may be installed; default Spec.Name. A name with
+	// dots is inside of a package: "exllamav2.exllamav2_ext".
 	Modules []string
 	// Folders may hold the module's file.
 	Folders []string
@@ -72,8 +72,9 @@ const (
 	maxSpecNodes = 1 << 14
 )
 
-// ParseSpec reads a spec. file is its path, for messages and as the place where relative paths begin; dir is that place for
-// a spec that is no file. The list has every mistake; with an error in it the spec is nil.
+// ParseSpec reads a spec. file is its path, for messages and as the place where relative paths
+// begin; dir is that place for a spec that is no file. The list has every mistake; with an error in
+// it the spec is nil.
 func ParseSpec(file, dir string, text []byte) (*Spec, diag.List) {
 	d := &specDecoder{file: file, text: text}
 	if file != "" {
@@ -102,7 +103,8 @@ type specDecoder struct {
 }
 
 func (d *specDecoder) add(line, column, width int, message, hint string) {
-	// The YAML library adds a line end to a last line without one, and reports what is missing there.
+	// The YAML library adds a line end to a last line without one, and reports what is missing
+	// there.
 	if lines := strings.Split(string(d.text), "\n"); line > len(lines) {
 		line, column = len(lines), 1+utf8.RuneCountInString(lines[len(lines)-1])
 	}
@@ -158,7 +160,8 @@ func (d *specDecoder) document() *yaml.Node {
 	return nil
 }
 
-// loadYAML reads one document. This is foreign input: a panic inside of the library becomes an error.
+// loadYAML reads one document. This is foreign input: a panic inside of the library becomes an
+// error.
 func loadYAML(loader *yaml.Decoder, n *yaml.Node) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -365,8 +368,9 @@ func sourceKind(name string) string {
 	return ""
 }
 
-// files are the sources that the patterns find, sorted, as slash-separated paths relative to Root where they are
-// below it. folders are those that were searched: a new file in one of them may be a source.
+// files are the sources that the patterns find, sorted, as slash-separated paths relative to Root
+// where they are below it. folders are those that were searched: a new file in one of them may be a
+// source.
 func (s *Spec) files() (files, folders []string, err error) {
 	var faults []error
 	seen, dirs := map[string]bool{}, map[string]bool{}

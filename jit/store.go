@@ -23,12 +23,12 @@ import (
 //	v1/NAME/wheel.SUM/   the native files of a wheel that a prebuilt module is in
 //	v1/NAME/….used       its time is that of the last use of the folder
 //	v1/NAME/BASE.lock    held by the process that compiles; never removed
-//	v1/tmp/              work folders, each with a lock: one that nobody holds is a leftover
+//	v1/tmp/              work folders, each with a lock: without a holder it is a leftover
 //	v1/failed/           what did not compile, for ten minutes
 //	v1/memory/, loads/   answers that hold as long as nothing changes
 //
-// A KEY is the digest of all inputs but the headers (BASE) and that of the headers. Several processes, also of several
-// containers or machines, may use one store at the same time.
+// A KEY is the digest of all inputs but the headers (BASE) and that of the headers. Several
+// processes, also of several containers or machines, may use one store at the same time.
 type Store struct {
 	// Dir is the folder. It is made when something is to be kept.
 	Dir string
@@ -96,8 +96,8 @@ func (e Entry) Inputs() (Inputs, error) {
 	return in, nil
 }
 
-// Entries lists the modules of a name, the last used first; of all names if name is empty. A folder that is no
-// entry is left out.
+// Entries lists the modules of a name, the last used first; of all names if name is empty. A folder
+// that is no entry is left out.
 func (s *Store) Entries(name string) ([]Entry, error) {
 	pattern := name
 	if name == "" {
@@ -140,7 +140,7 @@ func readEntry(dir string) (Entry, error) {
 	return e, e.measure(e.Made)
 }
 
-// measure fills in size and last use; made is the latter where nobody noted it.
+// measure fills in the size and the last use, which is made where none was noted.
 func (e *Entry) measure(made time.Time) error {
 	e.Used = made
 	if info, err := os.Stat(e.Dir + usedSuffix); err == nil {
@@ -169,7 +169,7 @@ func (s *Store) wheels() ([]Entry, error) {
 		e := Entry{Manifest: Manifest{Name: filepath.Base(filepath.Dir(dir))}, Key: filepath.Base(dir), Dir: dir}
 		info, err := os.Stat(f)
 		if err != nil || e.measure(info.ModTime()) != nil {
-			continue // somebody removes it
+			continue // another process removes it
 		}
 		e.Made = info.ModTime()
 		out = append(out, e)
@@ -177,7 +177,8 @@ func (s *Store) wheels() ([]Entry, error) {
 	return out, nil
 }
 
-// folderOf is the folder of the store, of an entry or a wheel, that a module is in; empty if it is elsewhere.
+// folderOf is the folder of the store, of an entry or a wheel, that a module is in; empty if it is
+// elsewhere.
 func (s *Store) folderOf(module string) string {
 	rel, err := filepath.Rel(s.dir(), module)
 	if err != nil || !filepath.IsLocal(rel) {
@@ -216,7 +217,8 @@ func (p places) path(token string) string {
 	return token
 }
 
-// find returns the entry for these inputs whose headers are those of now. digests remembers what was read.
+// find returns the entry for these inputs whose headers are those of now. digests remembers what
+// was read.
 func (s *Store) find(name, base string, where places, digests map[string]string) (Entry, bool) {
 	dirs, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), name, base+"-*"))
 	if err != nil {
@@ -257,7 +259,8 @@ func (e Entry) intact() bool {
 // usedEvery is how exactly the last use is known; a store should not be written to at every call.
 const usedEvery = time.Hour
 
-// touch notes that a folder of the store was used; "" is none. A store that cannot be written to works too.
+// touch notes that a folder of the store was used; "" is none. A store that cannot be written to
+// works too.
 func touch(dir string) {
 	if dir == "" {
 		return
@@ -273,8 +276,9 @@ func touch(dir string) {
 	_ = os.WriteFile(path, nil, 0o666)
 }
 
-// Explain says what is different between the inputs of now and the newest entry of the same name, for the
-// question why a module is compiled again. Headers count as far as they are those of that entry. entry is nil if there is none.
+// Explain says what is different between the inputs of now and the newest entry of the same name,
+// for the question why a module is compiled again. Headers count as far as they are those of that
+// entry. entry is nil if there is none.
 func (s *Store) Explain(name string, now Inputs, where map[string]string) (entry *Entry, changes []Change, err error) {
 	list, err := s.Entries(name)
 	if err != nil || len(list) == 0 {
@@ -310,7 +314,7 @@ func (s *Store) newWork(name string) (*workDir, error) {
 		switch {
 		case errors.Is(err, fsx.ErrLocked):
 			continue // a sweep was quicker
-		case err != nil && !lockless(err):
+		case err != nil && !errors.Is(err, errors.ErrUnsupported):
 			return nil, err
 		}
 		if err := os.Mkdir(path, 0o777); err != nil {
@@ -337,8 +341,9 @@ func (s *Store) sweep() (removed int) {
 	for _, path := range locks {
 		dir := strings.TrimSuffix(path, ".lock")
 		if _, err := os.Stat(dir); err != nil {
-			// A lock is made before its folder and goes after it: this one belongs to somebody who begins or ends, and taking it
-			// away now would leave them with a lock that nobody else sees. Only one that is old has no owner.
+			// A lock is made before its folder and removed after it. This one may belong to a
+			// process that begins or ends, which would then hold a lock that no other process sees.
+			// Only an old one has no owner.
 			if info, err := os.Stat(path); err != nil || time.Since(info.ModTime()) < time.Hour {
 				continue
 			}
@@ -381,7 +386,8 @@ func (s *Store) failurePath(name, base string) string {
 	return filepath.Join(s.dir(), "failed", name+"-"+base+".json")
 }
 
-// failed returns a failure of the same inputs that is still true: of the last minutes, or from while this process waited.
+// failed returns a failure of the same inputs that still holds: one of the last minutes, or one
+// that another process had while this one waited.
 func (s *Store) failed(name, base string, since time.Time) (*failure, bool) {
 	text, err := os.ReadFile(s.failurePath(name, base))
 	if err != nil {
@@ -404,10 +410,11 @@ func (s *Store) failed(name, base string, since time.Time) (*failure, bool) {
 
 // GCOptions say what may go.
 type GCOptions struct {
-	// MaxBytes is what the entries may take together. Zero means 5 GiB, a negative value none at all.
+	// MaxBytes is what the entries may take together. Zero means 5 GiB, a negative value none at
+	// all.
 	MaxBytes int64
-	// Keep is how recently an entry must have been used to stay whatever the size. Zero means 24 hours, a negative
-	// value that none is too recent.
+	// Keep is how recently an entry must have been used to stay whatever the size. Zero means 24
+	// hours, a negative value that none is too recent.
 	Keep time.Duration
 	// DryRun removes nothing.
 	DryRun bool
@@ -428,8 +435,9 @@ const (
 	defaultKeep     = 24 * time.Hour
 )
 
-// GC removes the entries and unpacked wheels that were not used for longest until the rest fits, leftovers of killed processes, and old failures. An entry
-// that is being compiled stays. Several may run at the same time.
+// GC removes the entries and unpacked wheels that were not used for longest until the rest fits,
+// leftovers of killed processes, and old failures. An entry that is being compiled stays. Several
+// may run at the same time.
 func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 	if opts.MaxBytes == 0 {
 		opts.MaxBytes = defaultMaxBytes
@@ -464,7 +472,7 @@ func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 				continue
 			}
 			if _, err := os.Stat(e.Dir); errors.Is(err, fs.ErrNotExist) {
-				continue // somebody else removed it
+				continue // another process removed it
 			}
 		}
 		r.Kept, r.KeptBytes = r.Kept+1, r.KeptBytes+e.Bytes
@@ -482,15 +490,15 @@ func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 	return r, context.Cause(ctx)
 }
 
-// removeEntry removes an entry unless somebody is at work with the same inputs, and reports whether it was this call that did. It is out of
-// sight before its files go.
+// removeEntry removes an entry unless a process compiles the same inputs, and reports whether this
+// call removed it. It is out of sight before its files go.
 func (s *Store) removeEntry(e Entry) (bool, error) {
 	if base, _, ok := strings.Cut(e.Key, "-"); ok { // wheels have no inputs, and no lock
 		lock, err := fsx.TryLock(filepath.Join(filepath.Dir(e.Dir), base+".lock"))
 		switch {
 		case errors.Is(err, fsx.ErrLocked):
 			return false, nil
-		case err != nil && !lockless(err):
+		case err != nil && !errors.Is(err, errors.ErrUnsupported):
 			return false, err
 		}
 		if lock != nil {
@@ -522,9 +530,4 @@ func removeOld(dir string, age time.Duration) {
 			_ = os.Remove(filepath.Join(dir, n.Name()))
 		}
 	}
-}
-
-// lockless reports whether a file system has no locks. The rename at the end of a build is enough then; work may be done twice.
-func lockless(err error) bool {
-	return slices.ContainsFunc(noLocks, func(e error) bool { return errors.Is(err, e) })
 }

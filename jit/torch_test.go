@@ -16,8 +16,8 @@ import (
 	"github.com/kiln-build/kiln/jit"
 )
 
-// fakeTorch makes a virtual environment with a package that is built like torch: version, headers, libraries. It is small, and
-// compiles for real.
+// fakeTorch makes a virtual environment with a package that is built like torch: version, headers,
+// libraries. It is small, and compiles for real.
 func (p *project) fakeTorch(version, cuda string) (site string) {
 	t := p.t
 	t.Helper()
@@ -80,7 +80,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "tiny", NULL, -1, met
 PyMODINIT_FUNC PyInit_tiny(void) { return PyModule_Create(&module); }
 `
 
-// TestTorch: flags of an extension, and that every change of an installed torch is seen, also one that leaves its version alone.
+// TestTorch: flags of an extension, and that every change of an installed torch is seen, also one
+// that leaves its version alone.
 func TestTorch(t *testing.T) {
 	t.Parallel()
 	p := newProject(t)
@@ -154,7 +155,7 @@ func TestTorch(t *testing.T) {
 		load(jit.SourceCache, true)
 	}
 
-	// A symbol that torch no longer has is found before anybody imports the module.
+	// A symbol that torch no longer has is found before the module is imported.
 	p.torchFile(site, "include/torch/extension.h", "#include <Python.h>\nint c10_scale(int);\nint c10_gone(void);\n")
 	p.write("src/tiny.c", torchC+"int use(void) { return c10_gone(); }\n")
 	_ = p.failure(opts, "undefined-symbol")

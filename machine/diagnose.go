@@ -128,9 +128,8 @@ func Diagnose(e Evidence) []Diagnosis {
 	return out
 }
 
-// match holds an entry against the evidence, whose log
-// is also given as one text. It is nil where nothing speaks for the
-// entry, or a fact against it.
+// match compares an entry with the evidence, whose log is also given as one text. It is nil where
+// no text and no fact match, or a fact contradicts.
 func match(t *entry, e *Evidence, whole string) *finding {
 	f := &finding{e: e, entry: t, groups: map[string]string{}, all: map[string][]string{}}
 	if t.facts != nil && t.facts(e) {

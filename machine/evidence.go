@@ -14,7 +14,7 @@ const (
 	StageCollect   = "collect"   // its result is looked for
 	StageAudit     = "audit"     // the result is looked into
 	StageTest      = "test"      // the result is installed and imported
-	StageImport    = "import"    // somebody imports it on their own machine
+	StageImport    = "import"    // a user imports the result
 )
 
 // Evidence is all that is known of a failure. Every field may be left out: what is
@@ -66,7 +66,7 @@ type Evidence struct {
 	GLIBCFound     string   // "2.31"
 	DriverFound    string   // version of the NVIDIA driver; "none" if there is none
 	GPUsFound      []string // compute capabilities: "8.6"
-	// ToolsMissing are the tools that a probe looked for in vain: "c++", "nvcc",
+	// ToolsMissing are the tools that a probe did not find: "c++", "nvcc",
 	// "ninja", "python-headers", "hipcc", "cl".
 	ToolsMissing []string
 	// ToolsFound are paths of tools that are there but perhaps not on PATH, by name.
@@ -95,7 +95,7 @@ func (e *Evidence) failed() bool {
 	return e.ExitCode != 0 || e.Signal != "" || e.OOMKilled || e.TimedOut || e.Lost
 }
 
-// asRoot says whether fixes are for somebody who may change the system.
+// asRoot says whether the commands of a fix run as root: in an image, or for a user who is.
 func (e *Evidence) asRoot() bool { return e.Image != "" || e.Root }
 
 // in says whether the failure happened in one of the stages; unknown matches all.

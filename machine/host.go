@@ -74,8 +74,9 @@ func Local(env []string) *Host {
 			cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 			cmd.Env = append(slices.Clone(env), "LC_ALL=C")
 			cmd.Stdin = strings.NewReader(stdin)
-			// A program that hangs in the kernel cannot be killed; do not wait for it. But on a busy machine reading the
-			// output of one that has ended takes a while too, and what is missing then looks like a broken program.
+			// Do not wait for a program that hangs in the kernel, which cannot be killed. Not less
+			// than this: on a busy machine, reading the output of one that has ended takes time
+			// too.
 			cmd.WaitDelay = 5 * time.Second
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
@@ -109,8 +110,8 @@ func (h *Host) LookupEnv(name string) (string, bool) {
 	return "", false
 }
 
-// NoExec reports whether a path, which need not exist, is on a file system that forbids executing. It is false where the system
-// does not tell.
+// NoExec reports whether a path, which need not exist, is on a file system that forbids executing.
+// It is false where the system does not tell.
 func (h *Host) NoExec(name string) bool {
 	if h.OS != "linux" {
 		return false

@@ -68,7 +68,7 @@ func resourceEntries() []entry {
 				case nearLimit(f.e):
 					return Certain
 				case f.e.MemoryLimitBytes > 0 && f.e.PeakMemoryBytes > 0 && f.e.PeakMemoryBytes < f.e.MemoryLimitBytes/4 && len(f.lines) == 0:
-					return Possible // somebody's kill -9
+					return Possible // or a kill -9 by hand
 				case len(f.lines) == 0 && !nearLimit(f.e):
 					return Possible
 				}

@@ -56,7 +56,7 @@ type Machine struct {
 	CacheDir          string  `json:"cache_dir,omitempty"`           // where compiled modules are kept
 	CacheNoExec       bool    `json:"cache_noexec,omitempty"`
 	CacheFreeBytes    int64   `json:"cache_free_bytes,omitempty"` // -1 if it is not known
-	CacheOther        string  `json:"cache_other,omitempty"`      // another folder for them, if that one does not do
+	CacheOther        string  `json:"cache_other,omitempty"`      // another folder for them, if that one cannot be used
 
 	Compilers []Compiler    `json:"compilers"`
 	MSVC      []MSVC        `json:"msvc,omitempty"`

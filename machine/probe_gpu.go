@@ -39,8 +39,8 @@ const (
 	amdNodes      = "/sys/class/kfd/kfd/topology/nodes"
 )
 
-// HasGPU reports whether programs can use an NVIDIA or AMD GPU: whether a driver has made its device
-// file. No program is run.
+// HasGPU reports whether programs can use an NVIDIA or AMD GPU: whether a driver has made its
+// device file. No program is run.
 func (h *Host) HasGPU() bool {
 	return slices.ContainsFunc([]string{"/dev/nvidia0", "/dev/kfd"}, func(device string) bool {
 		_, err := h.Stat(device)

@@ -663,7 +663,7 @@ func TestSmoke(t *testing.T) {
 	}
 }
 
-// TestProbeCache: the folder for compiled modules, and another one where it does not do.
+// TestProbeCache: the folder for compiled modules, and another one where it cannot be used.
 func TestProbeCache(t *testing.T) {
 	f := machinetest.Workstation()
 	f.Files["/proc/mounts"] = "/dev/sda / ext4 rw 0 0\ntmpfs /cache tmpfs rw,noexec 0 0\n"

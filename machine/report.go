@@ -374,8 +374,8 @@ func (x *examiner) devices() {
 	}
 }
 
-// containers says why a container runtime that is there cannot be used. Where another one can, it is
-// only worth a note.
+// containers says why a container runtime that is there cannot be used. Where another one can, it
+// is only worth a note.
 func (x *examiner) containers() {
 	severity := compat.Warning
 	if x.m.Podman.Path != "" || x.m.Docker.Path != "" {

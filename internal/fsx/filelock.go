@@ -50,7 +50,8 @@ type FileLock struct {
 
 // Lock takes the lock of the file at path, which is created if missing and is never
 // removed, and waits for its turn. When ctx ends first, the error is both a [*LockedError]
-// and the cause of ctx. The lock is advisory: it keeps out only those who ask for it too.
+// and the cause of ctx. The lock is advisory: it keeps out only those who ask for it too. On a file
+// system that has no locks the error is [errors.ErrUnsupported].
 func Lock(ctx context.Context, path string) (*FileLock, error) {
 	const first, last = 2 * time.Millisecond, 200 * time.Millisecond
 	for pause := first; ; pause = min(2*pause, last) {

@@ -50,6 +50,11 @@ func SyncDir(dir string) error {
 	return nil
 }
 
+// ChangeOf returns what tells a file from another, or from itself after a change, although name, size
+// and modification time are the same: its number, and when the system last changed it, in
+// nanoseconds. Both are zero on Windows.
+func ChangeOf(info fs.FileInfo) (inode uint64, changed int64) { return changeOf(info) }
+
 // FreeSpace returns how many bytes the user of this process may still write to the file
 // system of path. path need not exist: the nearest folder above it that does is asked.
 func FreeSpace(path string) (int64, error) {

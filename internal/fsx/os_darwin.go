@@ -2,7 +2,9 @@ package fsx
 
 import (
 	"errors"
+	"io/fs"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +18,14 @@ func exchange(a, b string) error {
 		return &os.LinkError{Op: "exchange", Old: a, New: b, Err: err}
 	}
 	return nil
+}
+
+func changeOf(info fs.FileInfo) (inode uint64, changed int64) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, 0
+	}
+	return st.Ino, st.Ctimespec.Nano()
 }
 
 // preallocate reserves what is missing behind the present end, then moves the end.

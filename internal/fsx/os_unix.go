@@ -46,10 +46,13 @@ func renameOverEmptyDir(from, to string) error {
 
 func tryLock(f *os.File) error {
 	err := control(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
 		return errNotOwner
+	case errors.Is(err, unix.ENOLCK):
+		return errors.ErrUnsupported
 	}
-	return err
+	return err // which is ErrUnsupported too if it is ENOSYS or EOPNOTSUPP
 }
 
 func unlock(f *os.File) error {

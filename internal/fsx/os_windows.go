@@ -38,6 +38,8 @@ func renameOverEmptyDir(from, to string) error {
 
 func exchange(string, string) error { return errors.ErrUnsupported }
 
+func changeOf(fs.FileInfo) (inode uint64, changed int64) { return 0, 0 }
+
 func preallocate(*os.File, int64, int64) error { return errors.ErrUnsupported }
 
 func prefetch(*os.File, int64, int64) {}

@@ -192,7 +192,8 @@ func Workstation() *Fake {
 	return f
 }
 
-// Distribution makes the toolkit that of a distribution, whose nvcc is a script that picks a compiler.
+// Distribution makes the toolkit that of a distribution, whose nvcc is a script that picks a
+// compiler.
 func Distribution(f *Fake) {
 	for name, text := range f.Files {
 		if rest, ok := strings.CutPrefix(name, "/usr/local/cuda/"); ok {
@@ -210,7 +211,8 @@ func Distribution(f *Fake) {
 	f.Files["/usr/include/crt/host_config.h"] = "#if __GNUC__ > 12\n"
 }
 
-// DebianTorch makes the torch that of a distribution: some of its libraries are those of the system.
+// DebianTorch makes the torch that of a distribution: some of its libraries are those of the
+// system.
 func DebianTorch(f *Fake) {
 	const from, to = "/venv/lib/python3.12/site-packages/torch/", "/usr/lib/python3/dist-packages/torch/"
 	for name, text := range f.Files {

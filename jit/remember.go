@@ -18,8 +18,9 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// fileStat is what the file system says of an input. Two equal ones mean the same content, unless the file had been changed just
-// before it was looked at: clocks of file systems are coarse. Then the content is remembered too.
+// fileStat is what the file system says of an input. Two equal ones mean the same content, unless
+// the file had been changed just before it was looked at: clocks of file systems are coarse. Then
+// the content is remembered too.
 type fileStat struct {
 	Path    string `json:"p"`
 	Size    int64  `json:"s,omitempty"`
@@ -39,7 +40,7 @@ func statOf(path string) fileStat {
 		return fileStat{Path: path, Absent: true}
 	}
 	s := fileStat{Path: path, Size: info.Size(), MTime: info.ModTime().UnixNano()}
-	s.Inode, s.Changed = changeOf(info)
+	s.Inode, s.Changed = fsx.ChangeOf(info)
 	if info.IsDir() {
 		s.Size = 0
 	}
@@ -94,8 +95,8 @@ func (s fileStat) same() bool {
 	return now == s && (sum == "" || sum == contentOf(s.Path))
 }
 
-// memoryFormat begins every file of an answer. The answer follows as JSON on a line of its own, then a line for each file that it
-// depended on: thousands, so that reading them has to be quick.
+// memoryFormat begins every file of an answer. The answer follows as JSON on a line of its own,
+// then a line for each file that it depended on: thousands, so that reading them has to be quick.
 const memoryFormat = "kiln-jit-memory/2"
 
 func (s fileStat) append(b []byte) []byte {

@@ -1,6 +1,7 @@
 package jit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -278,7 +279,7 @@ func (l *loader) load(ctx context.Context) (*Result, error) {
 	if l.machine.Python.Version == "" {
 		r := l.machine.Result("python")
 		fix := machine.InstallCommand("python-venv", l.machine.OS, l.machine.Distribution, "", "", l.machine.Root)
-		return nil, &Error{Name: l.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("no-python", orElse(r.Detail, "no Python was found"), fix)}}
+		return nil, &Error{Name: l.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("no-python", cmp.Or(r.Detail, "no Python was found"), fix)}}
 	}
 	l.watched = append(l.watched, filepath.SplitList(l.opts.getenv("PATH"))...)
 	l.watched = append(l.watched, l.machine.Python.SitePackages...)
@@ -313,13 +314,6 @@ func (l *loader) remember(r Result, files []string) {
 	if name := l.opts.RememberAs; name != "" {
 		l.store.remember(name, r, files)
 	}
-}
-
-func orElse(s, fallback string) string {
-	if s == "" {
-		return fallback
-	}
-	return s
 }
 
 // places are the folders of this machine.

@@ -1,6 +1,7 @@
 package jit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -44,7 +45,7 @@ type plan struct {
 }
 
 // targets are the GPUs that are compiled for.
-func (p *plan) targets() string { return orElse(p.archs.String(), p.gfx.String()) }
+func (p *plan) targets() string { return cmp.Or(p.archs.String(), p.gfx.String()) }
 
 // The places of a command that differ from run to run.
 const (

@@ -201,7 +201,7 @@ func (l *loader) audit(ctx context.Context, file string) ([]machine.Diagnosis, e
 		if len(f.Details) > 0 {
 			detail += ": " + strings.Join(f.Details[:min(3, len(f.Details))], ", ")
 		}
-		out = append(out, newDiagnosis(id, detail, orElse(f.Fix, "install a build of the package for this torch and Python")))
+		out = append(out, newDiagnosis(id, detail, cmp.Or(f.Fix, "install a build of the package for this torch and Python")))
 	}
 	for _, o := range report.Objects {
 		if o.GLIBC != "" && l.machine.GLIBC != "" && versionLess(l.machine.GLIBC, o.GLIBC) {

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -98,31 +99,43 @@ func SelectArchs(r ArchRequest) (ArchChoice, error) {
 		var warning string
 		items, warning = r.fallback(nvcc)
 		if len(items) == 0 {
-			return c, fmt.Errorf("no GPU is visible, no arch list is set, and none is known for CUDA %s", or(r.CUDA, "of this version"))
+			return c, fmt.Errorf("no GPU is visible, no arch list is set, and none is known for CUDA %s", cmp.Or(r.CUDA, "of this version"))
 		}
 		c.Warnings = append(c.Warnings, warning)
 	}
-	if !nvcc.Empty() {
-		for _, a := range items {
-			if !nvcc.Has(a) {
-				return c, fmt.Errorf("arch %s: %w (CUDA %s makes %s)", a.Target(), ErrArchUnsupported, or(compat.Minor(r.CUDA), "here"), rangeOf(nvcc))
-			}
+	if err := r.checkTargets(&c, items, nvcc); err != nil {
+		return c, err
+	}
+	c.List = listOf(items)
+	err = r.checkDevices(&c)
+	return c, err
+}
+
+// checkTargets refuses targets that nvcc does not make, or not together.
+func (r ArchRequest) checkTargets(c *ArchChoice, items []compat.Arch, nvcc compat.ArchList) error {
+	for _, a := range items {
+		if !nvcc.Empty() && !nvcc.Has(a) {
+			return fmt.Errorf("arch %s: %w (CUDA %s makes %s)", a.Target(), ErrArchUnsupported, cmp.Or(compat.Minor(r.CUDA), "here"), rangeOf(nvcc))
 		}
 	}
 	for _, a := range items {
 		if a.Suffix == "f" && slices.ContainsFunc(items, func(o compat.Arch) bool { return o.CC() == a.CC() && o.Suffix == "" }) {
-			return c, fmt.Errorf("arch list has both %s and %s: nvcc refuses it, as both give the same code", a.CC(), a.Target())
+			return fmt.Errorf("arch list has both %s and %s: nvcc refuses it, as both give the same code", a.CC(), a.Target())
 		}
 		if a.PTX && a.Suffix != "" {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("PTX of %s runs on no later GPU: put +PTX on a plain target", a.Target()))
 		}
 	}
-	c.List = listOf(items)
+	return nil
+}
+
+// checkDevices compares the list, and the code inside torch, with the GPUs of the machine.
+func (r ArchRequest) checkDevices(c *ArchChoice) error {
 	for _, d := range r.Devices {
 		if !c.List.Covers(d) {
 			msg := fmt.Sprintf("the GPU of this machine (%s) can't use anything in the list %s", d, c.List)
 			if c.Source == ArchFromUser {
-				return c, fmt.Errorf("%s: add %s or an earlier one with +PTX", msg, d)
+				return fmt.Errorf("%s: add %s or an earlier one with +PTX", msg, d)
 			}
 			c.Warnings = append(c.Warnings, msg)
 		} else if !c.List.SASSCovers(d) {
@@ -133,14 +146,12 @@ func SelectArchs(r ArchRequest) (ArchChoice, error) {
 	if torch.Empty() && r.Torch != "" {
 		torch, _ = r.Table.TorchArchs(r.Torch, r.CUDA, "linux")
 	}
-	if !torch.Empty() {
-		for _, d := range r.Devices {
-			if !torch.Covers(d) {
-				c.Warnings = append(c.Warnings, fmt.Sprintf("torch itself has no code for the GPU of this machine (%s): it has %s", d, torch))
-			}
+	for _, d := range r.Devices {
+		if !torch.Empty() && !torch.Covers(d) {
+			c.Warnings = append(c.Warnings, fmt.Sprintf("torch itself has no code for the GPU of this machine (%s): it has %s", d, torch))
 		}
 	}
-	return c, nil
+	return nil
 }
 
 // deviceArchs gives each device the best target that nvcc can make for it: its own,

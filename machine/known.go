@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -331,10 +332,10 @@ func networkEntries() []entry {
 				text("name unknown", `name unknown: (?P<image>\S+)?`), text("no such image", `(?i)no such image`), text("image not known", `(?P<image>\S+): image not known`), text("invalid reference format", `invalid reference format`),
 			},
 			say: func(f *finding) (string, string) {
-				if image := or(f.e.Image, f.get("image", "")); strings.HasPrefix(image, "localhost/") {
+				if image := cmp.Or(f.e.Image, f.get("image", "")); strings.HasPrefix(image, "localhost/") {
 					return "This machine has no image " + image + ", and no registry can have one of that name.", ways("make it, or load it from an archive (podman load)", "name another image for the row")
 				}
-				return "The registry has no image " + or(f.e.Image, "of that name") + ".", ways("check the tag in the registry; images for CUDA are called nvidia/cuda:VERSION-devel-OS", "name another image for the row")
+				return "The registry has no image " + cmp.Or(f.e.Image, "of that name") + ".", ways("check the tag in the registry; images for CUDA are called nvidia/cuda:VERSION-devel-OS", "name another image for the row")
 			},
 			hides: []string{"image-pull", "access-denied"},
 		},
@@ -347,7 +348,7 @@ func networkEntries() []entry {
 			},
 			say: func(f *finding) (string, string) {
 				d := "The container image did not arrive"
-				if image := or(f.e.Image, strings.TrimPrefix(f.get("image", ""), "docker://")); image != "" {
+				if image := cmp.Or(f.e.Image, strings.TrimPrefix(f.get("image", ""), "docker://")); image != "" {
 					d = "The image " + image + " did not arrive"
 				}
 				if slices.ContainsFunc(f.lines, func(l string) bool { return strings.Contains(l, "toomanyrequests") }) {
@@ -367,7 +368,7 @@ func networkEntries() []entry {
 				text("unknown revision", `ambiguous argument '(?P<ref>[^']+)': unknown revision`),
 			},
 			say: func(f *finding) (string, string) {
-				return "The repository does not have " + or(f.get("ref", ""), "the ref of the row") + ".", ways("look it up: git ls-remote URL", "a commit that no branch or tag contains any more can't be fetched: use a tag")
+				return "The repository does not have " + cmp.Or(f.get("ref", ""), "the ref of the row") + ".", ways("look it up: git ls-remote URL", "a commit that no branch or tag contains any more can't be fetched: use a tag")
 			},
 			hides: []string{"network", "access-denied"},
 		},
@@ -445,13 +446,6 @@ func nightly(e *Evidence) bool {
 
 func head(s string, n int) string { return s[:min(n, len(s))] }
 
-func or(s, fallback string) string {
-	if s == "" {
-		return fallback
-	}
-	return s
-}
-
 func dependencyEntries() []entry {
 	noMatch := []pattern{
 		text("Could not find a version", `Could not find a version that satisfies the requirement (?P<req>.+?)(?: \(from versions?: (?P<versions>[^)]*)\))?$`),
@@ -469,7 +463,7 @@ func dependencyEntries() []entry {
 			cause: "The installer found no set of versions that satisfies all requirements.",
 			text:  []pattern{text("conflicting dependencies", `Cannot install (?P<what>.+) because these package versions have conflicting dependencies`), plain("ResolutionImpossible"), text("No solution found when resolving", `No solution found when resolving`)},
 			say: func(f *finding) (string, string) {
-				return "Not installable together: " + or(f.get("what", ""), "what was asked for") + ".", "loosen or drop one of the two; the lines after the message say who asks for what"
+				return "Not installable together: " + cmp.Or(f.get("what", ""), "what was asked for") + ".", "loosen or drop one of the two; the lines after the message say who asks for what"
 			},
 			hides: []string{"no-distribution", "dependency-not-found"},
 		},
@@ -491,7 +485,7 @@ func dependencyEntries() []entry {
 					version = s.Text()
 				}
 				version, local, _ := strings.Cut(version, "+")
-				asked := or(local, compat.TorchIndexSuffix(f.e.CUDA, f.e.ROCm))
+				asked := cmp.Or(local, compat.TorchIndexSuffix(f.e.CUDA, f.e.ROCm))
 				d := "The index has no " + req
 				if f.e.Python != "" {
 					d += " for Python " + f.e.Python
@@ -512,7 +506,7 @@ func dependencyEntries() []entry {
 				if v := f.get("versions", ""); v != "" && v != "none" {
 					d += " The newest in the index: " + lastOf(v, 3) + "."
 				} else if v == "none" {
-					fixes = append(fixes, "the index has no torch at all for this Python and platform: check its URL (…/whl/"+or(asked, "cu128")+")")
+					fixes = append(fixes, "the index has no torch at all for this Python and platform: check its URL (…/whl/"+cmp.Or(asked, "cu128")+")")
 				}
 				if len(fixes) == 0 {
 					fixes = []string{"use a combination of torch, CUDA and Python that exists; `kiln plan` checks it before building"}

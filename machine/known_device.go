@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,7 +28,7 @@ func deviceEntries() []entry {
 				} else if sm := f.get("sm", ""); sm != "" {
 					d += "; the GPU here is " + sm
 				}
-				return d + ".", ways("install the wheel that was built for this GPU, or build it: TORCH_CUDA_ARCH_LIST="+or(strings.ReplaceAll(gpu, " and ", ";"), "the GPU's compute capability, such as 8.6"),
+				return d + ".", ways("install the wheel that was built for this GPU, or build it: TORCH_CUDA_ARCH_LIST="+cmp.Or(strings.ReplaceAll(gpu, " and ", ";"), "the GPU's compute capability, such as 8.6"),
 					"a list that ends in +PTX also runs on later GPUs")
 			},
 			hides: []string{"python-error", "test-failed"},
@@ -81,7 +82,7 @@ func deviceEntries() []entry {
 				}) {
 					return "The driver's library and its kernel module have different versions: it was updated while running.", ways("restart the machine, or reload the nvidia kernel modules", "in a container: remove CUDA's compat libraries from LD_LIBRARY_PATH")
 				}
-				cuda := or(f.e.TorchCUDAFound, f.e.CUDA)
+				cuda := cmp.Or(f.e.TorchCUDAFound, f.e.CUDA)
 				d, fix := "The driver is older than this CUDA needs", "update the NVIDIA driver"
 				if drv, ok := compat.Default().Driver(cuda); ok && drv.MinLinux != "" {
 					d += fmt.Sprintf(": CUDA %s needs %s", compat.Minor(cuda), drv.MinLinux)
@@ -113,7 +114,7 @@ func deviceEntries() []entry {
 			cause: "NVRTC opens libnvrtc-builtins.so of its own minor version by name, and it lies in a folder that is not searched.",
 			text:  []pattern{text("libnvrtc-builtins", `(?:failed to open|cannot open|Failed to load) (?P<lib>libnvrtc-builtins\S*\w)`), plain("NVRTC_ERROR_BUILTIN_OPERATION_FAILURE")},
 			say: func(f *finding) (string, string) {
-				return or(f.get("lib", ""), "libnvrtc-builtins") + " was not found beside libnvrtc.", ways("install nvidia-cuda-nvrtc of torch's CUDA version again", "or put the folder of libnvrtc on LD_LIBRARY_PATH")
+				return cmp.Or(f.get("lib", ""), "libnvrtc-builtins") + " was not found beside libnvrtc.", ways("install nvidia-cuda-nvrtc of torch's CUDA version again", "or put the folder of libnvrtc on LD_LIBRARY_PATH")
 			},
 			hides: []string{"python-error", "test-failed", "lib-missing"},
 		},

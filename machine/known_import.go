@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func importEntries() []entry {
 			text:  []pattern{text("not found", "(?:(?P<lib>\\S+): )?version [`'](?P<version>(?:GLIBCXX|CXXABI)_[\\d.]+)' not found(?: \\(required by (?P<module>[^)]+)\\))?")},
 			say: func(f *finding) (string, string) {
 				v := f.get("version", "")
-				d := "The loaded libstdc++ does not have " + or(v, "what the module needs")
+				d := "The loaded libstdc++ does not have " + cmp.Or(v, "what the module needs")
 				if l := f.get("lib", ""); l != "" {
 					d += " (" + l + ")"
 				}
@@ -67,7 +68,7 @@ func importEntries() []entry {
 			text:  []pattern{text("GLIBC_", "version [`'](?P<version>GLIBC_[\\d.]+)' not found(?: \\(required by (?P<module>[^)]+)\\))?")},
 			say: func(f *finding) (string, string) {
 				v := strings.TrimPrefix(f.get("version", ""), "GLIBC_")
-				d := "The module needs glibc " + or(v, "of a newer system")
+				d := "The module needs glibc " + cmp.Or(v, "of a newer system")
 				if f.e.GLIBCFound != "" {
 					d += ", and this system has " + f.e.GLIBCFound
 				}
@@ -109,7 +110,7 @@ func importEntries() []entry {
 				text("ELF", `(?P<file>\S+): ELF (?:load command|file's phentsize)`), text("BadZipFile", `zipfile\.BadZipFile|BadZipFile: (?P<file>.*)`), text("Wheel", `(?:Wheel|wheel) '(?P<file>[^']+)' .*(?:is invalid|corrupt)`),
 			},
 			say: func(f *finding) (string, string) {
-				return or(f.get("file", ""), "The file") + " is cut off or is something else.", ways("remove it and install it again: pip install --force-reinstall --no-cache-dir", "if it came from a repository: git lfs pull")
+				return cmp.Or(f.get("file", ""), "The file") + " is cut off or is something else.", ways("remove it and install it again: pip install --force-reinstall --no-cache-dir", "if it came from a repository: git lfs pull")
 			},
 			hides: append([]string{"lib-missing"}, importNoise...),
 		},
@@ -118,7 +119,7 @@ func importEntries() []entry {
 			cause: "The cache or the temporary folder is mounted with noexec, or a security module forbids it.",
 			text:  []pattern{text("failed to map segment from shared object", `(?P<file>\S+): failed to map segment from shared object`)},
 			say: func(f *finding) (string, string) {
-				return or(f.get("file", ""), "The file") + " may not be loaded from where it is.", ways("use a folder that is not mounted noexec: `findmnt -T FOLDER` shows it", "for modules that torch compiles: set TORCH_EXTENSIONS_DIR")
+				return cmp.Or(f.get("file", ""), "The file") + " may not be loaded from where it is.", ways("use a folder that is not mounted noexec: `findmnt -T FOLDER` shows it", "for modules that torch compiles: set TORCH_EXTENSIONS_DIR")
 			},
 			hides: importNoise,
 		},
@@ -127,7 +128,7 @@ func importEntries() []entry {
 			cause: "The file was renamed, or was compiled with another module name than it is imported by.",
 			text:  []pattern{text("dynamic module does not define module export function", `dynamic module does not define (?:module export|init) function \((?:PyInit_|init)(?P<module>\w+)\)`)},
 			say: func(f *finding) (string, string) {
-				return "The file has no function PyInit_" + or(f.get("module", ""), "NAME") + ".", "compile it with the name it has: TORCH_EXTENSION_NAME and PYBIND11_MODULE must agree with the file's name"
+				return "The file has no function PyInit_" + cmp.Or(f.get("module", ""), "NAME") + ".", "compile it with the name it has: TORCH_EXTENSION_NAME and PYBIND11_MODULE must agree with the file's name"
 			},
 			hides: importNoise,
 		},
@@ -165,7 +166,7 @@ func importEntries() []entry {
 				return Likely
 			},
 			say: func(f *finding) (string, string) {
-				d := fmt.Sprintf("The compiled module %s is not installed", or(f.get("module", ""), "of the package"))
+				d := fmt.Sprintf("The compiled module %s is not installed", cmp.Or(f.get("module", ""), "of the package"))
 				if len(f.e.ToolsMissing) > 0 {
 					d += ", and it can't be compiled here: " + join(f.e.ToolsMissing) + " " + plural(len(f.e.ToolsMissing), "is", "are") + " missing"
 				}
@@ -213,7 +214,7 @@ func importEntries() []entry {
 				return Likely
 			},
 			say: func(f *finding) (string, string) {
-				d := fmt.Sprintf("The test imports %s, and there is no such module.", or(f.get("module", ""), "a name"))
+				d := fmt.Sprintf("The test imports %s, and there is no such module.", cmp.Or(f.get("module", ""), "a name"))
 				if len(f.e.WheelTopLevel) > 0 {
 					return d + " The wheel has " + few(f.e.WheelTopLevel, 6) + ".", "set test_import: " + nearest(f.get("module", ""), f.e.WheelTopLevel)
 				}
@@ -311,7 +312,7 @@ var cudaLibraries = []string{"libcudart", "libcublas", "libcublasLt", "libcuspar
 func sayLibrary(f *finding) (detail, fix string) {
 	lib := f.get("lib", "")
 	if lib == "" {
-		return "A library that " + or(f.get("module", ""), "the module") + " needs was not found; Windows does not say which.", ways("import torch first", "see what it needs: dumpbin /dependents FILE", "install the Visual C++ redistributable")
+		return "A library that " + cmp.Or(f.get("module", ""), "the module") + " needs was not found; Windows does not say which.", ways("import torch first", "see what it needs: dumpbin /dependents FILE", "install the Visual C++ redistributable")
 	}
 	for _, h := range libraryHomes {
 		if strings.HasPrefix(lib, h.prefix) {

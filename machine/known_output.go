@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -35,7 +36,7 @@ func outputEntries() []entry {
 				if slices.ContainsFunc(f.lines, func(l string) bool { return strings.Contains(l, "setuptools-scm") }) {
 					return "setuptools-scm reads the version from git, and the source has no git history.", "set SETUPTOOLS_SCM_PRETEND_VERSION to the version in the row's env, or fetch the source with its tags"
 				}
-				return "No version was found in " + or(f.get("file", ""), "the source") + ".", ways("correct version_from (file and pattern), or give the version in versions", "the metadata of the built wheel has "+or(f.e.VersionFound, "the version that setup.py knows"))
+				return "No version was found in " + cmp.Or(f.get("file", ""), "the source") + ".", ways("correct version_from (file and pattern), or give the version in versions", "the metadata of the built wheel has "+cmp.Or(f.e.VersionFound, "the version that setup.py knows"))
 			},
 			hides: []string{"wrong-version", "python-error"},
 		},
@@ -46,7 +47,7 @@ func outputEntries() []entry {
 				return e.Stage == StageCollect && len(e.WantOutputs) > 0 && e.Outputs != nil && len(wheels(e)) == 0 && strings.HasSuffix(e.WantOutputs[0], ".whl")
 			},
 			say: func(f *finding) (string, string) {
-				return "Expected " + join(f.e.WantOutputs) + ", found " + or(join(f.e.Outputs), "nothing") + ".", "check the row's build arguments: they must not change the output folder or the format"
+				return "Expected " + join(f.e.WantOutputs) + ", found " + cmp.Or(join(f.e.Outputs), "nothing") + ".", "check the row's build arguments: they must not change the output folder or the format"
 			},
 		},
 		{
@@ -56,7 +57,7 @@ func outputEntries() []entry {
 				return e.Stage == StageCollect && len(wheels(e)) > max(1, len(slices.DeleteFunc(slices.Clone(e.WantOutputs), func(n string) bool { return !strings.HasSuffix(n, ".whl") })))
 			},
 			say: func(f *finding) (string, string) {
-				return fmt.Sprintf("The output folder has %s; expected %s.", few(wheels(f.e), 5), or(join(f.e.WantOutputs), "one")), "build without dependencies (pip wheel --no-deps), and with an empty output folder"
+				return fmt.Sprintf("The output folder has %s; expected %s.", few(wheels(f.e), 5), cmp.Or(join(f.e.WantOutputs), "one")), "build without dependencies (pip wheel --no-deps), and with an empty output folder"
 			},
 		},
 		{
@@ -140,7 +141,7 @@ func outputEntries() []entry {
 				for _, a := range missingArchs(f.e) {
 					missing = append(missing, a.String())
 				}
-				return fmt.Sprintf("Asked for %s, found %s: %s %s missing.", f.e.Arch, or(f.e.ArchFound, "none"), or(join(missing), "some"), plural(len(missing), "is", "are")),
+				return fmt.Sprintf("Asked for %s, found %s: %s %s missing.", f.e.Arch, cmp.Or(f.e.ArchFound, "none"), cmp.Or(join(missing), "some"), plural(len(missing), "is", "are")),
 					ways("use the package's own variable (FLASH_ATTN_CUDA_ARCHS for flash-attention)", "or patch its flags")
 			},
 		},
@@ -227,7 +228,7 @@ func windowsEntries() []entry {
 			cause: "pythonXY.lib, for free-threaded builds pythonXYt.lib, is in libs of the base installation, not of a virtual environment.",
 			text:  []pattern{text("LNK1104", `LNK1104: cannot open file '(?P<lib>python\d+t?\.lib)'`)},
 			say: func(f *finding) (string, string) {
-				return or(f.get("lib", ""), "pythonXY.lib") + " was not found.", "add the folder libs of the base interpreter to LIB: python -c \"import sys; print(sys.base_prefix)\""
+				return cmp.Or(f.get("lib", ""), "pythonXY.lib") + " was not found.", "add the folder libs of the base interpreter to LIB: python -c \"import sys; print(sys.base_prefix)\""
 			},
 			hides: []string{"link-error"},
 		},
@@ -320,7 +321,7 @@ func genericEntries() []entry {
 				return Possible
 			},
 			say: func(f *finding) (string, string) {
-				return or(pythonError(f.e.LogLines), "An exception ended the program") + tracebackPlaceText(f.e.LogLines), "the traceback in the log shows where"
+				return cmp.Or(pythonError(f.e.LogLines), "An exception ended the program") + tracebackPlaceText(f.e.LogLines), "the traceback in the log shows where"
 			},
 		},
 		{
@@ -342,7 +343,7 @@ func genericEntries() []entry {
 				case "SIGTERM", "signal 15", "SIGINT", "signal 2", "SIGHUP", "signal 1":
 					return program(f.e.Argv) + " was asked to end (" + s + ").", "run it again"
 				}
-				return program(f.e.Argv) + " was ended by " + or(s, "a signal") + ".", "run it again; if it happens at the same place, look at the log"
+				return program(f.e.Argv) + " was ended by " + cmp.Or(s, "a signal") + ".", "run it again; if it happens at the same place, look at the log"
 			},
 		},
 		{

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,7 +37,7 @@ func toolEntries() []entry {
 				if f.e.CUDA == "" {
 					suffix = "cu128"
 				}
-				return "The environment has torch " + or(f.e.TorchFound, "without CUDA") + ", which has no CUDA in it.",
+				return "The environment has torch " + cmp.Or(f.e.TorchFound, "without CUDA") + ", which has no CUDA in it.",
 					"install a CUDA build: pip install torch" + equals(f.e.Torch) + " --index-url https://download.pytorch.org/whl/" + suffix
 			},
 			hides: []string{"no-nvcc", "cuda-mismatch", "python-error"},
@@ -138,7 +139,7 @@ func toolEntries() []entry {
 			cause: "X.Y and X.Yf in one list give the same GPU code.",
 			text:  []pattern{text("family-specific", "same GPU code \\(`?(?P<arch>sm_\\w+?)f?`?\\) generated for non family-specific and family-specific")},
 			say: func(f *finding) (string, string) {
-				return "The arch list has " + or(f.get("arch", ""), "a target") + " both plain and with the suffix f.", "keep one of the two: f for features of the family, plain for code that later minors run too"
+				return "The arch list has " + cmp.Or(f.get("arch", ""), "a target") + " both plain and with the suffix f.", "keep one of the two: f for features of the family, plain for code that later minors run too"
 			},
 			hides: []string{"compile-error"},
 		},
@@ -157,7 +158,7 @@ func toolEntries() []entry {
 			},
 			say: func(f *finding) (string, string) {
 				list := "8.0;8.6;8.9;9.0+PTX"
-				if l, ok := compat.Default().DefaultArchs(or(f.e.CUDA, f.e.ToolkitFound)); ok {
+				if l, ok := compat.Default().DefaultArchs(cmp.Or(f.e.CUDA, f.e.ToolkitFound)); ok {
 					if v, ok := l.TorchEnv(); ok {
 						list = v
 					}
@@ -182,7 +183,7 @@ func toolEntries() []entry {
 			say: func(f *finding) (string, string) {
 				limit := number(f.get("gcc", ""))
 				if limit == 0 {
-					if h, ok := compat.Default().HostCompilers(or(f.e.ToolkitFound, f.e.CUDA)); ok {
+					if h, ok := compat.Default().HostCompilers(cmp.Or(f.e.ToolkitFound, f.e.CUDA)); ok {
 						limit = h.GCC[1]
 					}
 				}
@@ -262,7 +263,7 @@ func toolEntries() []entry {
 			},
 			say: func(f *finding) (string, string) {
 				return fmt.Sprintf("The row asks for torch %s, and the environment has %s.", f.e.Torch, f.e.TorchFound),
-					ways("see which requirement of the wheel asks for another torch: "+or(torchRequirement(f.e.WheelRequires), "Requires-Dist in its METADATA"), "install it with torch pinned")
+					ways("see which requirement of the wheel asks for another torch: "+cmp.Or(torchRequirement(f.e.WheelRequires), "Requires-Dist in its METADATA"), "install it with torch pinned")
 			},
 		},
 		{
@@ -288,7 +289,7 @@ func toolEntries() []entry {
 				case "cc1plus":
 					return "gcc is there, its C++ part is not.", f.install("c++")
 				default:
-					return "The build called " + or(cxx, "a C++ compiler") + ", which is not on PATH.", f.install("c++")
+					return "The build called " + cmp.Or(cxx, "a C++ compiler") + ", which is not on PATH.", f.install("c++")
 				}
 			},
 			hides: []string{"compile-error", "python-error", "link-error"},
@@ -301,7 +302,7 @@ func toolEntries() []entry {
 				return e.in(StagePreflight, StageCompile) && e.Stage != "" && slices.Contains(e.ToolsMissing, "python-headers")
 			},
 			say: func(f *finding) (string, string) {
-				return "Python.h was not found" + or(forPython(f.e.Python), "") + ".", ways(f.install("python-headers"), "or build with the interpreter that has its headers")
+				return "Python.h was not found" + forPython(f.e.Python) + ".", ways(f.install("python-headers"), "or build with the interpreter that has its headers")
 			},
 			hides: []string{"compile-error", "header-missing"},
 		},
@@ -346,7 +347,7 @@ func toolEntries() []entry {
 			},
 			say: func(f *finding) (string, string) {
 				libs := f.all["lib"]
-				d := "The linker did not find " + or(few(libs, 6), "a library") + "."
+				d := "The linker did not find " + cmp.Or(few(libs, 6), "a library") + "."
 				switch lib := f.get("lib", ""); {
 				case lib == "cudart" || strings.HasPrefix(lib, "cu") || strings.HasPrefix(lib, "nv"):
 					return d, ways("install the toolkit's development files, and check that CUDA_HOME/lib64 (or targets/…/lib) has lib"+lib+".so", f.installCUDA(), "lib"+lib+" from PyPI is called lib"+lib+".so.N: link it as lib"+lib+".so into a folder of LIBRARY_PATH")
@@ -393,7 +394,7 @@ func otherVersion(a, b string) bool {
 // torchPublic is the version of the torch that was found, or asked for, without its
 // local part.
 func (e *Evidence) torchPublic() string {
-	v, _, _ := strings.Cut(or(e.TorchFound, e.Torch), "+")
+	v, _, _ := strings.Cut(cmp.Or(e.TorchFound, e.Torch), "+")
 	return v
 }
 
@@ -435,7 +436,7 @@ func torchRequirement(requires []string) string {
 
 // badArchs are the targets of the row that its toolkit cannot make.
 func badArchs(e *Evidence) []compat.Arch {
-	cuda := or(e.ToolkitFound, e.CUDA)
+	cuda := cmp.Or(e.ToolkitFound, e.CUDA)
 	if cuda == "" || e.Arch == "" {
 		return nil
 	}
@@ -453,11 +454,11 @@ func badArchs(e *Evidence) []compat.Arch {
 // sayArch explains a target that nvcc, or PyTorch's builder, does not know.
 func sayArch(f *finding) (detail, fix string) {
 	e := f.e
-	cuda := or(e.ToolkitFound, e.CUDA)
+	cuda := cmp.Or(e.ToolkitFound, e.CUDA)
 	if t := f.get("torcharch", ""); t != "" {
 		detail = fmt.Sprintf("PyTorch's builder does not know the arch %q", t)
 		if e.Torch != "" || e.TorchFound != "" {
-			detail += " (torch " + or(e.TorchFound, e.Torch) + ")"
+			detail += " (torch " + cmp.Or(e.TorchFound, e.Torch) + ")"
 		}
 		return detail + ". An empty or misspelled entry is refused too.", ways("correct TORCH_CUDA_ARCH_LIST, or build for a lower arch with +PTX, which newer GPUs can use", "or use a newer torch")
 	}
@@ -563,5 +564,5 @@ func sayHeader(f *finding) (detail, fix string) {
 			return fmt.Sprintf("%s was not found. It belongs to %s.", h, p.what), p.fix
 		}
 	}
-	return or(h, "A header") + " was not found.", ways("if it belongs to the package: fetch its submodules (git submodule update --init --recursive)", "else install the development package of the library it belongs to")
+	return cmp.Or(h, "A header") + " was not found.", ways("if it belongs to the package: fetch its submodules (git submodule update --init --recursive)", "else install the development package of the library it belongs to")
 }

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -186,7 +187,7 @@ func (p *prober) hostCompiler(ctx context.Context) Result {
 		c = &p.m.Compilers[i]
 	}
 	if c == nil {
-		r.Status, r.Detail = Missing, or(r.Detail, "nvcc needs gcc on PATH")
+		r.Status, r.Detail = Missing, cmp.Or(r.Detail, "nvcc needs gcc on PATH")
 		if p.OS == "windows" {
 			r.Detail = "nvcc needs cl.exe on PATH"
 			if len(p.m.MSVC) > 0 {

@@ -59,83 +59,9 @@ func (p *prober) msvcAt(home, source string) (MSVC, bool) {
 // msvc looks for Visual C++ in the order in which builds would find it.
 func (p *prober) msvc(ctx context.Context) Result {
 	r := Result{ID: "cl", Status: Missing}
-	add := func(m MSVC) {
-		if !slices.ContainsFunc(p.m.MSVC, func(o MSVC) bool { return strings.EqualFold(o.CL, m.CL) }) {
-			p.m.MSVC = append(p.m.MSVC, m)
-		}
-	}
-	cl, onPath := p.LookPath("cl")
-	if onPath {
-		source := "PATH"
-		if p.Getenv("VSCMD_ARG_TGT_ARCH") != "" {
-			source = "developer shell"
-		}
-		m := MSVC{CL: cl, Source: source}
-		// …\VC\Tools\MSVC\14.39.33519\bin\Hostx64\x64\cl.exe
-		parts := strings.Split(cl, `\`)
-		if n := len(parts); n > 5 {
-			m.Toolset = parts[n-5]
-			m.MSCVer = mscVer(m.Toolset)
-			if n > 8 {
-				m.Home = strings.Join(parts[:n-8], `\`)
-			}
-		}
-		add(m)
-	}
-	for _, root := range []string{"ProgramFiles(x86)", "ProgramFiles"} {
-		if p.Getenv(root) == "" {
-			continue
-		}
-		where := p.path(p.Getenv(root), "Microsoft Visual Studio", "Installer", "vswhere.exe")
-		r.Looked = append(r.Looked, where)
-		if !p.isFile(where) {
-			continue
-		}
-		for _, need := range []string{"Microsoft.VisualStudio.Component.VC.Tools.x86.x64", "Microsoft.VisualStudio.Workload.WDExpress"} {
-			out, err := p.run(ctx, p.opts.Timeout, where, "-latest", "-prerelease", "-products", "*", "-requires", need, "-property", "installationPath", "-utf8")
-			if err != nil {
-				continue
-			}
-			if home := firstLine(out, nil); home != "" {
-				if m, ok := p.msvcAt(home, "vswhere"); ok {
-					add(m)
-					break
-				}
-			}
-		}
-		break
-	}
-	for _, year := range []string{"2022", "2019", "2017"} {
-		for _, root := range []string{"ProgramW6432", "ProgramFiles(x86)"} {
-			base := p.Getenv(root)
-			if base == "" {
-				continue
-			}
-			for _, edition := range []string{"BuildTools", "Community", "Professional", "Enterprise", "Preview"} {
-				home := p.path(base, "Microsoft Visual Studio", year, edition)
-				r.Looked = append(r.Looked, home)
-				if m, ok := p.msvcAt(home, "folders"); ok {
-					add(m)
-				}
-			}
-		}
-	}
-	if p.Registry != nil {
-		for _, v := range []string{"14.0"} { // Visual Studio 2015; later ones are not there
-			const key = `Software\Microsoft\VisualStudio\SxS\VC7`
-			r.Looked = append(r.Looked, `HKLM\`+key+`\`+v)
-			if home, ok := p.Registry(key, v); ok {
-				cl := p.path(strings.TrimRight(home, `\`), "bin", "amd64", "cl.exe")
-				if p.isFile(cl) {
-					m := MSVC{Home: parent(strings.TrimRight(home, `\`)), CL: cl, Toolset: v, MSCVer: mscVer(v), Source: "registry"}
-					if f := p.path(home, "vcvarsall.bat"); p.isFile(f) {
-						m.VCVarsAll = f
-					}
-					add(m)
-				}
-			}
-		}
-	}
+	p.msvcOnPath()
+	onPath := len(p.m.MSVC) > 0
+	r.Looked = slices.Concat(p.vswhere(ctx), p.msvcFolders(), p.msvcRegistry())
 	if len(p.m.MSVC) == 0 {
 		return r
 	}
@@ -153,6 +79,102 @@ func (p *prober) msvc(ctx context.Context) Result {
 		r.Detail = "vcvarsall.bat is missing: INCLUDE and LIB may have to be set by hand"
 	}
 	return r
+}
+
+func (p *prober) addMSVC(m MSVC) {
+	if !slices.ContainsFunc(p.m.MSVC, func(o MSVC) bool { return strings.EqualFold(o.CL, m.CL) }) {
+		p.m.MSVC = append(p.m.MSVC, m)
+	}
+}
+
+// msvcOnPath takes the compiler of a developer shell, or one that is on PATH in another way.
+func (p *prober) msvcOnPath() {
+	cl, ok := p.LookPath("cl")
+	if !ok {
+		return
+	}
+	m := MSVC{CL: cl, Source: "PATH"}
+	if p.Getenv("VSCMD_ARG_TGT_ARCH") != "" {
+		m.Source = "developer shell"
+	}
+	// …\VC\Tools\MSVC\14.39.33519\bin\Hostx64\x64\cl.exe
+	parts := strings.Split(cl, `\`)
+	if n := len(parts); n > 5 {
+		m.Toolset = parts[n-5]
+		m.MSCVer = mscVer(m.Toolset)
+		if n > 8 {
+			m.Home = strings.Join(parts[:n-8], `\`)
+		}
+	}
+	p.addMSVC(m)
+}
+
+// vswhere asks Visual Studio's installer for the newest one that has a C++ compiler.
+func (p *prober) vswhere(ctx context.Context) (looked []string) {
+	for _, root := range []string{"ProgramFiles(x86)", "ProgramFiles"} {
+		if p.Getenv(root) == "" {
+			continue
+		}
+		where := p.path(p.Getenv(root), "Microsoft Visual Studio", "Installer", "vswhere.exe")
+		looked = append(looked, where)
+		if !p.isFile(where) {
+			continue
+		}
+		for _, need := range []string{"Microsoft.VisualStudio.Component.VC.Tools.x86.x64", "Microsoft.VisualStudio.Workload.WDExpress"} {
+			out, err := p.run(ctx, p.opts.Timeout, where, "-latest", "-prerelease", "-products", "*", "-requires", need, "-property", "installationPath", "-utf8")
+			if err != nil {
+				continue
+			}
+			if home := firstLine(out, nil); home != "" {
+				if m, ok := p.msvcAt(home, "vswhere"); ok {
+					p.addMSVC(m)
+					break
+				}
+			}
+		}
+		break
+	}
+	return looked
+}
+
+// msvcFolders looks into the usual folders of Visual Studio.
+func (p *prober) msvcFolders() (looked []string) {
+	for _, year := range []string{"2022", "2019", "2017"} {
+		for _, root := range []string{"ProgramW6432", "ProgramFiles(x86)"} {
+			base := p.Getenv(root)
+			if base == "" {
+				continue
+			}
+			for _, edition := range []string{"BuildTools", "Community", "Professional", "Enterprise", "Preview"} {
+				home := p.path(base, "Microsoft Visual Studio", year, edition)
+				looked = append(looked, home)
+				if m, ok := p.msvcAt(home, "folders"); ok {
+					p.addMSVC(m)
+				}
+			}
+		}
+	}
+	return looked
+}
+
+// msvcRegistry looks for Visual Studio 2015; later ones are not in the registry.
+func (p *prober) msvcRegistry() (looked []string) {
+	if p.Registry == nil {
+		return nil
+	}
+	const key, version = `Software\Microsoft\VisualStudio\SxS\VC7`, "14.0"
+	looked = []string{`HKLM\` + key + `\` + version}
+	home, ok := p.Registry(key, version)
+	cl := p.path(strings.TrimRight(home, `\`), "bin", "amd64", "cl.exe")
+	if !ok || !p.isFile(cl) {
+		return looked
+	}
+	m := MSVC{Home: parent(strings.TrimRight(home, `\`)), CL: cl, Toolset: version, MSCVer: mscVer(version), Source: "registry"}
+	if f := p.path(home, "vcvarsall.bat"); p.isFile(f) {
+		m.VCVarsAll = f
+	}
+	p.addMSVC(m)
+	return looked
 }
 
 // VCVars runs vcvarsall.bat and returns the environment that it makes, names in upper

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -112,7 +113,7 @@ func (x *examiner) sudo() string {
 
 // installNVCC is how to get a toolkit: for torch's CUDA, else for the driver's.
 func (x *examiner) installNVCC() string {
-	cuda := or(x.m.Torch.CUDA, x.m.Driver.CUDA)
+	cuda := cmp.Or(x.m.Torch.CUDA, x.m.Driver.CUDA)
 	if x.m.Torch.packaged() && family(x.m.OS, x.m.Distribution) == "debian" {
 		// The distribution's torch was built with the distribution's toolkit.
 		return x.sudo() + "apt-get install -y nvidia-cuda-toolkit"
@@ -321,7 +322,7 @@ func (x *examiner) bestIndex(torch string) string {
 			continue
 		}
 		cuda := v[:len(v)-1] + "." + v[len(v)-1:]
-		if drv, ok := x.table.Driver(cuda); ok && x.m.Driver.Version != "none" && compareVersions(x.m.Driver.Version, or(drv.MinLinux, "0")) >= 0 {
+		if drv, ok := x.table.Driver(cuda); ok && x.m.Driver.Version != "none" && compareVersions(x.m.Driver.Version, cmp.Or(drv.MinLinux, "0")) >= 0 {
 			best = b
 		}
 	}

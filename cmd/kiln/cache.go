@@ -248,7 +248,7 @@ With the SPEC of a module alone it says why kiln jit would compile it again, as 
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				return a.explainModule(cmd, args[0], asJSON)
+				return a.explainModule(cmd.Context(), args[0], asJSON)
 			}
 			all, err := build.ReadCalls(*state)
 			if err != nil {
@@ -356,7 +356,7 @@ func (a *app) cacheGCCommand(state *string) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if modules {
-				return a.gcModules(cmd, size, older)
+				return a.gcModules(cmd.Context(), size, older)
 			}
 			dir, err := filepath.Abs(build.CacheDir(*state))
 			if err != nil {

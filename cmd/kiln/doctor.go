@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,10 +19,14 @@ import (
 	"github.com/kiln-build/kiln/machine"
 )
 
+type doctorFlags struct {
+	asJSON, explain, verbose bool
+	need                     string
+	probe                    machine.ProbeOptions
+}
+
 func (a *app) doctorCommand() *cobra.Command {
-	var asJSON, explain, verbose bool
-	var opts machine.ProbeOptions
-	var need string
+	var f doctorFlags
 	cmd := &cobra.Command{
 		Use:   "doctor [--explain [TEXT]]",
 		Short: "Say what this machine can build and run, what is wrong, and how to fix it",
@@ -38,67 +44,85 @@ The exit code is 1 if something is wrong, or if an ability named with --need is 
   python -c 'import exllamav2' 2>&1 | kiln doctor --explain`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 && !explain {
+			switch {
+			case f.explain:
+				return a.explainText(cmd.Context(), args, f)
+			case len(args) > 0:
 				return fmt.Errorf("%q is not understood\n  to explain an error: kiln doctor --explain TEXT", args[0])
 			}
-			for _, id := range commaList(need) {
-				if !slices.Contains(abilities, id) {
-					return fmt.Errorf("--need %q: use %s", id, strings.Join(abilities, ", "))
-				}
-			}
-			dir, err := os.Getwd()
-			if err != nil {
-				return err
-			}
-			opts.WorkDir = dir
-			if cache, err := jitDir(""); err == nil {
-				opts.CacheDirs = append([]string{cache}, otherCaches()...)
-			}
-			if !explain {
-				temp, err := os.MkdirTemp("", "kiln-doctor-")
-				if err == nil {
-					defer os.RemoveAll(temp)
-					opts.TempDir = temp
-				}
-			}
-			if explain {
-				text := strings.Join(args, " ")
-				if text == "" || text == "-" {
-					data, err := io.ReadAll(io.LimitReader(a.stdin, maxExplain))
-					if err != nil {
-						return fmt.Errorf("read standard input: %w", err)
-					}
-					text = string(data)
-				}
-				if strings.TrimSpace(text) == "" {
-					return errors.New("nothing to explain: give the error text as an argument or on standard input")
-				}
-				found := machine.Probe(cmd.Context(), a.host(), opts)
-				return a.explain(text, found, asJSON)
-			}
-			began := time.Now()
-			found := machine.Probe(cmd.Context(), a.host(), opts)
-			report := machine.Examine(found, compat.Default())
-			if asJSON {
-				err = a.printJSON(report)
-			} else {
-				err = a.printReport(report, verbose, time.Since(began))
-			}
-			if err != nil {
-				return err
-			}
-			return doctorError(report, commaList(need))
+			return a.doctor(cmd.Context(), f)
 		},
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&asJSON, "json", false, "print JSON")
-	flags.BoolVar(&explain, "explain", false, "explain an error text")
-	flags.BoolVarP(&verbose, "verbose", "v", false, "show where everything was looked for")
-	flags.StringVar(&need, "need", "", "abilities that must be there: a `list` of "+strings.Join(abilities, ", "))
-	flags.StringVar(&opts.Python, "python", "", "look at this `interpreter` and its torch")
-	flags.StringVar(&opts.CUDAHome, "cuda-home", "", "look at the toolkit in this `folder` first")
+	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
+	flags.BoolVar(&f.explain, "explain", false, "explain an error text")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "show where everything was looked for")
+	flags.StringVar(&f.need, "need", "", "abilities that must be there: a `list` of "+strings.Join(abilities, ", "))
+	flags.StringVar(&f.probe.Python, "python", "", "look at this `interpreter` and its torch")
+	flags.StringVar(&f.probe.CUDAHome, "cuda-home", "", "look at the toolkit in this `folder` first")
 	complete(cmd, "need", abilities...)
 	return cmd
+}
+
+// doctor looks at the machine and says what it can do.
+func (a *app) doctor(ctx context.Context, f doctorFlags) error {
+	for _, id := range commaList(f.need) {
+		if !slices.Contains(abilities, id) {
+			return fmt.Errorf("--need %q: use %s", id, strings.Join(abilities, ", "))
+		}
+	}
+	if temp, err := os.MkdirTemp("", "kiln-doctor-"); err == nil {
+		defer os.RemoveAll(temp)
+		f.probe.TempDir = temp
+	}
+	began := time.Now()
+	found, err := a.probe(ctx, f.probe)
+	if err != nil {
+		return err
+	}
+	report := machine.Examine(found, compat.Default())
+	if f.asJSON {
+		err = a.printJSON(report)
+	} else {
+		err = a.printReport(report, f.verbose, time.Since(began))
+	}
+	if err != nil {
+		return err
+	}
+	return doctorError(report, commaList(f.need))
+}
+
+// probe looks at the machine from the working folder and the folder of compiled modules.
+func (a *app) probe(ctx context.Context, opts machine.ProbeOptions) (*machine.Machine, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	opts.WorkDir = dir
+	if cache, err := jitDir(""); err == nil {
+		opts.CacheDirs = append([]string{cache}, otherCaches()...)
+	}
+	return machine.Probe(ctx, a.host(), opts), nil
+}
+
+// explainText explains an error text: the arguments, or standard input.
+func (a *app) explainText(ctx context.Context, args []string, f doctorFlags) error {
+	text := strings.Join(args, " ")
+	if text == "" || text == "-" {
+		data, err := io.ReadAll(io.LimitReader(a.stdin, maxExplain))
+		if err != nil {
+			return fmt.Errorf("read standard input: %w", err)
+		}
+		text = string(data)
+	}
+	if strings.TrimSpace(text) == "" {
+		return errors.New("nothing to explain: give the error text as an argument or on standard input")
+	}
+	found, err := a.probe(ctx, f.probe)
+	if err != nil {
+		return err
+	}
+	return a.explain(text, found, f.asJSON)
 }
 
 // maxExplain is how much of a log is read; what explains a failure is not behind it.
@@ -140,7 +164,7 @@ func countErrors(r *machine.Report) int {
 func (a *app) printReport(r *machine.Report, verbose bool, took time.Duration) error {
 	m := r.Machine
 	w := a.stdout
-	fmt.Fprintf(w, "%s, %s/%s", orText(m.SystemName, m.OS), m.OS, m.Arch)
+	fmt.Fprintf(w, "%s, %s/%s", cmp.Or(m.SystemName, m.OS), m.OS, m.Arch)
 	if m.GLIBC != "" {
 		fmt.Fprintf(w, ", glibc %s", m.GLIBC)
 	}
@@ -207,13 +231,6 @@ func (a *app) paint(text, code string) string {
 		return text
 	}
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
-}
-
-func orText(s, fallback string) string {
-	if s == "" {
-		return fallback
-	}
-	return s
 }
 
 var (

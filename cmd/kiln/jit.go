@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,10 +20,14 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
+type jitFlags struct {
+	opts                                 jit.Options
+	asJSON, explain, gc, dryRun, verbose bool
+	ninja, cacheDir, maxSize             string
+}
+
 func (a *app) jitCommand() *cobra.Command {
-	var opts jit.Options
-	var asJSON, explain, gc, dryRun, noCCache, verbose bool
-	var ninja, cacheDir, maxSize string
+	var f jitFlags
 	cmd := &cobra.Command{
 		Use:   "jit SPEC",
 		Short: "Give a working native module for this Python and torch, compiled once if need be",
@@ -40,84 +46,85 @@ EXLLAMA_NOCOMPILE or KILN_NO_JIT to compile nothing; KILN_NO_PREBUILT; KILN_LOCK
   kiln jit ext.yml --explain
   kiln jit --gc --max-size "2 GiB"`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			env := os.Environ()
-			opts.Env = env
-			var err error
-			if opts.Dir, err = jitDir(cacheDir); err != nil {
-				return err
-			}
-			if gc {
-				if len(args) > 0 {
-					return errors.New("--gc looks at all modules: leave the spec out")
-				}
-				return a.jitGC(cmd, opts.Dir, maxSize, dryRun, asJSON)
-			}
-			if len(args) == 0 {
-				return errors.New("which module? give the path of its spec, or - for standard input")
-			}
-			spec, err := a.readSpec(args[0])
-			if err != nil {
-				return err
-			}
-			if err := jitVariables(&opts); err != nil {
-				return err
-			}
-			_, set := os.LookupEnv("EXLLAMA_VERBOSE")
-			if verbose || set {
-				opts.Output = a.stderr
-			}
-			opts.NoLauncher = noCCache
-			switch {
-			case explain:
-				return a.jitExplain(cmd, spec, opts, asJSON)
-			case ninja != "":
-				path, err := jit.ExportNinja(cmd.Context(), spec, opts, ninja)
-				if err != nil {
-					return a.jitError(err, asJSON)
-				}
-				fmt.Fprintln(a.stdout, path)
-				return nil
-			}
-			view := &jitView{live: ui.NewLive(a.stderr, a.err), name: spec.Name, began: time.Now()}
-			opts.OnEvent = view.event
-			result, err := jit.Load(cmd.Context(), spec, opts)
-			view.live.Close()
-			if err != nil {
-				return a.jitError(err, asJSON)
-			}
-			if asJSON {
-				return a.printJSON(result)
-			}
-			fmt.Fprintln(a.stdout, result.Path)
-			return nil
-		},
+		RunE: func(cmd *cobra.Command, args []string) error { return a.jit(cmd.Context(), args, f) },
 	}
 	flags := cmd.Flags()
-	flags.BoolVar(&asJSON, "json", false, "print JSON")
-	flags.BoolVar(&explain, "explain", false, "say why the module would be compiled again, and compile nothing")
-	flags.StringVar(&ninja, "ninja", "", "write a build.ninja into this `folder` instead of compiling")
-	flags.BoolVar(&gc, "gc", false, "remove the modules that were not used for longest")
-	flags.StringVar(&maxSize, "max-size", "5 GiB", "for --gc: how much may stay; what was used in the last day stays in any case, unless this is 0")
-	flags.BoolVar(&dryRun, "dry-run", false, "for --gc: only say what would go")
-	flags.BoolVar(&opts.Retry, "retry", false, "compile although the same sources failed a moment ago")
-	flags.BoolVar(&opts.NoPrebuilt, "no-prebuilt", false, "look for no module that was compiled elsewhere")
-	flags.BoolVar(&noCCache, "no-ccache", false, "call compilers directly although ccache is there")
-	flags.BoolVarP(&verbose, "verbose", "v", false, "show everything that compilers print")
-	flags.IntVarP(&opts.Jobs, "jobs", "j", 0, "compile at most this many files at once (default: what fits)")
-	flags.StringVar(&opts.Archs, "archs", "", "compile for this `list` of GPUs, such as \"8.6 9.0+PTX\"")
-	flags.StringVar(&opts.Python, "python", "", "make the module for this `interpreter`")
-	flags.StringVar(&opts.CUDAHome, "cuda-home", "", "use the toolkit in this `folder`")
-	flags.StringVar(&cacheDir, "cache-dir", "", "keep compiled modules below this `folder`")
-	flags.StringVar(&opts.RememberAs, "remember-as", "", "remember the answer under this `name` too")
+	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
+	flags.BoolVar(&f.explain, "explain", false, "say why the module would be compiled again, and compile nothing")
+	flags.StringVar(&f.ninja, "ninja", "", "write a build.ninja into this `folder` instead of compiling")
+	flags.BoolVar(&f.gc, "gc", false, "remove the modules that were not used for longest")
+	flags.StringVar(&f.maxSize, "max-size", "5 GiB", "for --gc: how much may stay; what was used in the last day stays in any case, unless this is 0")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "for --gc: only say what would go")
+	flags.BoolVar(&f.opts.Retry, "retry", false, "compile although the same sources failed a moment ago")
+	flags.BoolVar(&f.opts.NoPrebuilt, "no-prebuilt", false, "look for no module that was compiled elsewhere")
+	flags.BoolVar(&f.opts.NoLauncher, "no-ccache", false, "call compilers directly although ccache is there")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "show everything that compilers print")
+	flags.IntVarP(&f.opts.Jobs, "jobs", "j", 0, "compile at most this many files at once (default: what fits)")
+	flags.StringVar(&f.opts.Archs, "archs", "", "compile for this `list` of GPUs, such as \"8.6 9.0+PTX\"")
+	flags.StringVar(&f.opts.Python, "python", "", "make the module for this `interpreter`")
+	flags.StringVar(&f.opts.CUDAHome, "cuda-home", "", "use the toolkit in this `folder`")
+	flags.StringVar(&f.cacheDir, "cache-dir", "", "keep compiled modules below this `folder`")
+	flags.StringVar(&f.opts.RememberAs, "remember-as", "", "remember the answer under this `name` too")
 	_ = flags.MarkHidden("remember-as") // for kiln.load
 	_ = cmd.MarkFlagDirname("cache-dir")
 	return cmd
 }
 
+// jit does what the flags ask for: clean up, explain, export or give a module.
+func (a *app) jit(ctx context.Context, args []string, f jitFlags) error {
+	opts := f.opts
+	opts.Env = os.Environ()
+	var err error
+	if opts.Dir, err = jitDir(f.cacheDir); err != nil {
+		return err
+	}
+	if f.gc {
+		if len(args) > 0 {
+			return errors.New("--gc looks at all modules: leave the spec out")
+		}
+		return a.jitGC(ctx, opts.Dir, f.maxSize, f.dryRun, f.asJSON)
+	}
+	if len(args) == 0 {
+		return errors.New("which module? give the path of its spec, or - for standard input")
+	}
+	spec, err := a.readSpec(args[0])
+	if err != nil {
+		return err
+	}
+	if err := jitVariables(&opts); err != nil {
+		return err
+	}
+	if _, set := os.LookupEnv("EXLLAMA_VERBOSE"); set || f.verbose {
+		opts.Output = a.stderr
+	}
+	switch {
+	case f.explain:
+		return a.jitExplain(ctx, spec, opts, f.asJSON)
+	case f.ninja != "":
+		path, err := jit.ExportNinja(ctx, spec, opts, f.ninja)
+		if err != nil {
+			return a.jitError(err, f.asJSON)
+		}
+		fmt.Fprintln(a.stdout, path)
+		return nil
+	}
+	view := &jitView{live: ui.NewLive(a.stderr, a.err), name: spec.Name, began: time.Now()}
+	opts.OnEvent = view.event
+	result, err := jit.Load(ctx, spec, opts)
+	view.live.Close()
+	if err != nil {
+		return a.jitError(err, f.asJSON)
+	}
+	if f.asJSON {
+		return a.printJSON(result)
+	}
+	fmt.Fprintln(a.stdout, result.Path)
+	return nil
+}
+
 // jitDir is the folder of compiled modules.
 func jitDir(flag string) (string, error) {
-	if dir := orText(flag, os.Getenv("KILN_CACHE_DIR")); dir != "" {
+	if dir := cmp.Or(flag, os.Getenv("KILN_CACHE_DIR")); dir != "" {
 		return filepath.Abs(filepath.Join(dir, "jit"))
 	}
 	if dir := os.Getenv("TORCH_EXTENSIONS_DIR"); dir != "" {
@@ -285,8 +292,8 @@ func (a *app) jitError(err error, asJSON bool) error {
 	return rowsFailedError{fmt.Errorf("no module %s", e.Name)}
 }
 
-func (a *app) jitExplain(cmd *cobra.Command, spec *jit.Spec, opts jit.Options, asJSON bool) error {
-	e, err := jit.Explain(cmd.Context(), spec, opts)
+func (a *app) jitExplain(ctx context.Context, spec *jit.Spec, opts jit.Options, asJSON bool) error {
+	e, err := jit.Explain(ctx, spec, opts)
 	if err != nil {
 		return a.jitError(err, asJSON)
 	}
@@ -318,7 +325,7 @@ func (a *app) jitExplain(cmd *cobra.Command, spec *jit.Spec, opts jit.Options, a
 }
 
 // explainModule is kiln jit --explain under another name.
-func (a *app) explainModule(cmd *cobra.Command, file string, asJSON bool) error {
+func (a *app) explainModule(ctx context.Context, file string, asJSON bool) error {
 	opts := jit.Options{Env: os.Environ()}
 	var err error
 	if opts.Dir, err = jitDir(""); err != nil {
@@ -331,11 +338,11 @@ func (a *app) explainModule(cmd *cobra.Command, file string, asJSON bool) error 
 	if err := jitVariables(&opts); err != nil {
 		return err
 	}
-	return a.jitExplain(cmd, spec, opts, asJSON)
+	return a.jitExplain(ctx, spec, opts, asJSON)
 }
 
 // gcModules removes modules that were not used for so long, then those that do not fit.
-func (a *app) gcModules(cmd *cobra.Command, maxSize string, older time.Duration) error {
+func (a *app) gcModules(ctx context.Context, maxSize string, older time.Duration) error {
 	if maxSize == "" && older == 0 {
 		return errors.New("say what is too much: --max-size SIZE or --older-than DURATION")
 	}
@@ -344,7 +351,7 @@ func (a *app) gcModules(cmd *cobra.Command, maxSize string, older time.Duration)
 		return err
 	}
 	if older > 0 {
-		report, err := (&jit.Store{Dir: dir}).GC(cmd.Context(), jit.GCOptions{MaxBytes: -1, Keep: older})
+		report, err := (&jit.Store{Dir: dir}).GC(ctx, jit.GCOptions{MaxBytes: -1, Keep: older})
 		if err != nil {
 			return err
 		}
@@ -353,10 +360,10 @@ func (a *app) gcModules(cmd *cobra.Command, maxSize string, older time.Duration)
 		}
 		a.printRemoved(report, "removed")
 	}
-	return a.jitGC(cmd, dir, maxSize, false, false)
+	return a.jitGC(ctx, dir, maxSize, false, false)
 }
 
-func (a *app) jitGC(cmd *cobra.Command, dir, maxSize string, dryRun, asJSON bool) error {
+func (a *app) jitGC(ctx context.Context, dir, maxSize string, dryRun, asJSON bool) error {
 	opts := jit.GCOptions{DryRun: dryRun}
 	if maxSize == "0" {
 		opts.MaxBytes, opts.Keep = -1, -1
@@ -368,7 +375,7 @@ func (a *app) jitGC(cmd *cobra.Command, dir, maxSize string, dryRun, asJSON bool
 		opts.MaxBytes = limit
 	}
 	store := &jit.Store{Dir: dir}
-	r, err := store.GC(cmd.Context(), opts)
+	r, err := store.GC(ctx, opts)
 	if err != nil {
 		return err
 	}

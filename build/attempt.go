@@ -181,7 +181,7 @@ func (a *attempt) open(ctx context.Context, name, image string, setup [][]string
 		mounts = append(mounts, sandbox.Mount{Host: a.opts.path(t.Location), Inside: insideTorch, ReadOnly: true})
 	}
 	if a.opts.share != nil && name == "build" {
-		mounts = append(mounts, sandbox.Mount{Host: a.opts.share.dir, Inside: insideSlots})
+		mounts = append(mounts, sandbox.Mount{Host: a.opts.share.Dir, Inside: insideSlots})
 	}
 	box, err := a.opts.Sandboxes.Open(ctx, sandbox.Spec{
 		Name: a.Row.ID + "-" + name, Owner: a.opts.owner, Image: image, Setup: setup, Mounts: mounts,

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
+	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
@@ -62,7 +63,7 @@ type Options struct {
 	// CacheBytes is how large the compile cache may become; zero means 20 GB.
 	CacheBytes int64
 	// Remote is a compile cache that is shared with other machines; an empty address means none.
-	Remote RemoteCache
+	Remote share.RemoteCache
 	// SlotsDir is the folder in which all kilns of a machine say what their compilers use. The default is one
 	// in the system's folder for temporary files.
 	SlotsDir string
@@ -87,7 +88,7 @@ type Options struct {
 	sources *sources
 	owner   string
 	site    string // the owner without the row: names the folder in Scratch
-	share   *sharing
+	share   *share.Session
 }
 
 // Network says where packages come from and how they are reached. Only commands that
@@ -253,8 +254,8 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 		return nil, err
 	}
 	if opts.Cluster == nil {
-		if err := opts.startSharing(ctx); err != nil {
-			return nil, fmt.Errorf("share compiles: %w", err)
+		if opts.share, err = opts.startSharing(ctx); err != nil {
+			return nil, err
 		}
 	}
 	local := engine.Local(func(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
@@ -277,7 +278,7 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 		Dir: opts.StateDir, Runner: runner, CPU: cpu, MemoryBytes: memory, Jobs: opts.Jobs, FailFast: opts.FailFast,
 		OnEvent: opts.OnEvent, Log: opts.Log, CleanDisk: opts.cleanDisk, Reuse: opts.stillThere,
 	})
-	err = errors.Join(err, opts.stopSharing())
+	err = errors.Join(err, opts.share.Close())
 	if report == nil {
 		return nil, err
 	}
@@ -425,7 +426,7 @@ func (o *Options) stillThere(_ engine.Job, result engine.Result) error {
 func (o *Options) sweepTemps() {
 	const longest = time.Hour
 	for dir, age := range map[string]time.Duration{
-		callsDir(o.StateDir): 0, o.StateDir: longest, o.cacheDir(): longest, o.DistDir: longest, filepath.Join(o.DistDir, record.Dir): longest,
+		share.CallsDir(o.StateDir): 0, o.StateDir: longest, o.cacheDir(): longest, o.DistDir: longest, filepath.Join(o.DistDir, record.Dir): longest,
 	} {
 		entries, _ := os.ReadDir(dir) // it may not be there yet
 		for _, e := range entries {
@@ -492,11 +493,11 @@ func (o *Options) learn(result *Result) error {
 	if !changed {
 		return nil
 	}
-	calls, err := ReadCalls(o.StateDir)
+	calls, err := share.ReadCalls(o.StateDir)
 	if err != nil {
 		return err
 	}
-	for name, classes := range learnUnits(calls) {
+	for name, classes := range share.LearnUnits(calls) {
 		if history.Units == nil {
 			history.Units = map[string][]matrix.UnitClass{}
 		}

@@ -93,10 +93,10 @@ func RowRunner(opts Options) engine.Runner {
 		if _, err := opts.Sandboxes.Sweep(ctx, opts.owner); err != nil {
 			return engine.Result{}, engine.Fail(engine.CauseLost, err)
 		}
-		if err := opts.startSharing(ctx); err != nil {
-			return engine.Result{}, fmt.Errorf("share compiles: %w", err)
+		if opts.share, err = opts.startSharing(ctx); err != nil {
+			return engine.Result{}, err
 		}
-		defer func() { err = errors.Join(err, opts.stopSharing()) }()
+		defer func() { err = errors.Join(err, opts.share.Close()) }()
 		result, err = runAttempt(ctx, &opts, recipe, try)
 		return result, errors.Join(err, saveFailure(try, &recipe.Row, err))
 	})

@@ -1,15 +1,11 @@
 package build
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path"
 	"path/filepath"
@@ -21,8 +17,8 @@ import (
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
+	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -32,104 +28,27 @@ const insideSlots = "/kiln/slots"
 // defaultCacheBytes is how much compiled code is kept.
 const defaultCacheBytes = 20e9
 
-// sharing is what the compilers of all rows have in common while a run lasts.
-type sharing struct {
-	// dir holds the sockets. Their paths have to be short, so it is not in the state folder.
-	dir    string
-	pool   *slotPool
-	remote *launcher.Remote
-	stop   func()
-}
-
-const (
-	slotsSocket  = "slots"
-	remoteSocket = "remote"
-)
-
-// startSharing opens the pool, and the way to the remote cache. Without a kiln to show to the environments nothing is
-// shared: there would be nobody to do it.
-func (o *Options) startSharing(ctx context.Context) (err error) {
-	if o.NoShare || o.Kiln == "" || runtime.GOOS != "linux" {
-		return nil
-	}
-	s := &sharing{}
-	var lock *os.File
-	if s.dir, lock, err = newRunDir(); err != nil {
-		return err
-	}
-	remove := func() {
-		os.RemoveAll(s.dir)
-		_ = lock.Close()
-	}
-	defer func() {
-		if err != nil {
-			remove()
-		}
-	}()
-	found, err := memory.Read()
-	if err != nil {
-		return fmt.Errorf("find the memory of this machine: %w", err)
-	}
-	whole := slotSum{runtime.GOMAXPROCS(0), found.BudgetBytes()}
-	own := slotSum{cmp.Or(o.CPU, whole.CPU), cmp.Or(o.MemoryBytes, whole.MemoryBytes)}
-	s.pool = newSlotPool(own.CPU, own.MemoryBytes, readPeaks(o.peaksPath()))
-	// Who says that there is more than was found is believed.
-	limit := slotSum{max(own.CPU, whole.CPU), max(own.MemoryBytes, whole.MemoryBytes)}
-	if err := s.pool.join(cmp.Or(o.SlotsDir, machineDir(found.Source == "cgroup")), limit); err != nil {
-		o.Log.Warn("compilers of other kilns on this machine are not counted", "error", err)
-	}
-	defer func() {
-		if err != nil {
-			s.pool.leave()
-		}
-	}()
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", filepath.Join(s.dir, slotsSocket))
-	if err != nil {
-		return err
-	}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		s.pool.serve(listener)
-	}()
-	var remote *remoteServer
-	if o.Remote.URL != "" {
-		if s.remote, remote, err = o.serveRemote(ctx, filepath.Join(s.dir, remoteSocket)); err != nil {
-			return errors.Join(err, listener.Close())
-		}
-	}
-	s.stop = func() {
-		_ = listener.Close()
-		<-served
-		if remote != nil {
-			remote.stop()
-		}
-		s.pool.leave()
-		remove()
-	}
-	o.share = s
-	return nil
-}
-
-// stopSharing closes what startSharing has opened, and remembers what was learned.
-func (o *Options) stopSharing() error {
-	if o.share == nil {
-		return nil
-	}
-	o.share.stop()
-	return writePeaks(o.peaksPath(), o.share.pool.learned())
-}
-
-func (o *Options) peaksPath() string { return filepath.Join(o.StateDir, "peaks.json") }
-
-// CacheDir is the folder of ccache in a state folder.
-func CacheDir(stateDir string) string { return filepath.Join(stateDir, "cache", "ccache") }
-
-// callsDir has what the compilers of each row did, by row.
-func callsDir(stateDir string) string { return filepath.Join(stateDir, "calls") }
-
 // callsName is the name of the list of calls in the folder of an attempt.
 const callsName = "calls.jsonl"
+
+// startSharing begins to share compiles, until the session is closed. It returns nil if nothing is
+// shared: that needs a kiln that can be shown to the environments.
+func (o *Options) startSharing(ctx context.Context) (*share.Session, error) {
+	if o.NoShare || o.Kiln == "" || runtime.GOOS != "linux" {
+		return nil, nil //nolint:nilnil // nothing is shared
+	}
+	client, err := o.Network.client()
+	if err != nil {
+		return nil, err
+	}
+	s, err := share.Start(ctx, share.Options{
+		StateDir: o.StateDir, CPU: o.CPU, MemoryBytes: o.MemoryBytes, SlotsDir: o.SlotsDir, Remote: o.Remote, Transport: client.Transport, Log: o.Log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("share compiles: %w", err)
+	}
+	return s, nil
+}
 
 // addCall counts one call of a compiler.
 func addCall(s *record.Compiles, r *launcher.Record) {
@@ -161,7 +80,7 @@ func addCall(s *record.Compiles, r *launcher.Record) {
 // shared is the part of an attempt that is about its compilers.
 type shared struct {
 	config *launcher.Config
-	found  Compilers
+	found  share.Compilers
 	plain  map[string]string // the environment without launchers
 }
 
@@ -194,7 +113,7 @@ func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, er
 		return nil, err
 	}
 	cache := path.Join(a.box.Inside(a.opts.cacheDir()), "ccache")
-	search := CompilerOptions{
+	search := share.CompilerOptions{
 		Program: a.box.Inside(a.opts.Kiln), Path: strings.Split(env["PATH"], ":"), Bin: path.Join(inside, "bin"), Map: mappings,
 		HostCompiler: a.tools.CXX, Memo: path.Join(a.box.Inside(a.opts.cacheDir()), "compilers"), Temp: path.Join(inside, "tmp"),
 	}
@@ -208,17 +127,12 @@ func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, er
 	s.config = &launcher.Config{
 		Row: a.Row.ID, Package: a.Row.Package, Version: a.Row.Version, Work: a.box.Inside(a.work), Bin: search.Bin, Tools: s.found.Tools,
 		CCache: s.found.CCache, CacheDir: cache, CacheBytes: a.opts.CacheBytes, MemoryBytes: per, Map: mappings,
-		Slots: path.Join(a.box.Inside(a.opts.share.dir), slotsSocket),
 		Calls: path.Join(inside, callsName), Deps: path.Join(inside, "deps"), Temp: path.Join(inside, "tmp"),
 	}
 	if s.config.CacheBytes == 0 {
 		s.config.CacheBytes = defaultCacheBytes
 	}
-	if r := a.opts.share.remote; r != nil {
-		remote := *r
-		remote.Socket = path.Join(a.box.Inside(a.opts.share.dir), remoteSocket)
-		s.config.Remote = &remote
-	}
+	a.opts.share.Connect(s.config, a.box.Inside(a.opts.share.Dir))
 	if a.opts.VerifyShare > 0 {
 		s.config.Objects = path.Join(inside, "objects")
 	}
@@ -229,7 +143,7 @@ func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, er
 	env["PATH"] = search.Bin + ":" + env["PATH"]
 	a.nameLaunchers(env, s.found.Tools, search.Bin)
 	if s.found.CCache == "" {
-		fmt.Fprintf(a.log, "compiles are not shared: there is no ccache of version %d.%d or newer in %s\n", leastCCache[0], leastCCache[1], a.where())
+		fmt.Fprintf(a.log, "compiles are not shared: there is no ccache of version %d.%d or newer in %s\n", share.LeastCCache[0], share.LeastCCache[1], a.where())
 	}
 	return s, nil
 }
@@ -346,14 +260,7 @@ func (a *attempt) finishSharing(ctx context.Context, s *shared, records []launch
 		return err
 	}
 	in.Axes = axesOf(&a.Row)
-	if err := os.MkdirAll(callsDir(a.opts.StateDir), 0o777); err != nil {
-		return err
-	}
-	text, err := json.Marshal(&in)
-	if err != nil {
-		return err
-	}
-	if err := fsx.WriteFile(filepath.Join(callsDir(a.opts.StateDir), a.Row.ID+".json"), append(text, '\n'), 0o666); err != nil {
+	if err := share.WriteCalls(a.opts.StateDir, &in); err != nil {
 		return err
 	}
 	return a.verifyShared(ctx, s, records)
@@ -398,7 +305,7 @@ func (a *attempt) verifyShared(ctx context.Context, s *shared, records []launche
 		if _, err := a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: dir, Env: sortedEnv(s.plain)}); err != nil {
 			return err
 		}
-		verdict, err := compareObjects(a.outside(r.Kept), fresh)
+		verdict, err := share.CompareObjects(a.outside(r.Kept), fresh)
 		if err != nil {
 			return fmt.Errorf("verify %s: %w", r.Source, err)
 		}
@@ -415,27 +322,4 @@ func (a *attempt) verifyShared(ctx context.Context, s *shared, records []launche
 	}
 	fmt.Fprintf(a.log, "verified %d of %d objects from the cache, %d inconclusive\n", a.record.Compiles.Verified, a.record.Compiles.Hits, a.record.Compiles.Inconclusive)
 	return nil
-}
-
-// ReadCalls returns what the compilers of the rows of a state folder did, the rows in the order of their names.
-func ReadCalls(stateDir string) ([]*calls.Inputs, error) {
-	entries, err := os.ReadDir(callsDir(stateDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var all []*calls.Inputs
-	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), ".json") || fsx.IsTemp(e.Name()) {
-			continue
-		}
-		in, err := calls.ReadInputs(filepath.Join(callsDir(stateDir), e.Name()))
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, in)
-	}
-	return all, nil
 }

@@ -10,7 +10,7 @@
 // compares exactly these in its depend mode. The preprocessed text decides nothing: for nvcc ccache
 // would preprocess for the first GPU architecture alone, and miss what only the host or another
 // architecture sees. That nvcc's dependency list covers all its passes is tried out for every
-// toolkit; see build.FindCompilers. hipcc's list is that of the pass for the host, so the
+// toolkit; see share.FindCompilers. hipcc's list is that of the pass for the host, so the
 // preprocessor is asked once more what the passes for GPUs read, and a digest of that decides too.
 //
 // What it does not do: cache anything itself, or decide how much may run at once. A package that

@@ -17,6 +17,7 @@ import (
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
+	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
@@ -117,7 +118,7 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 	}
 	// The flag, the environment, the file: the first that says something counts. Rows elsewhere get it by the flag.
 	f.cacheRemote = cmp.Or(f.cacheRemote, os.Getenv("KILN_CACHE_REMOTE"), f.plan.cacheRemote)
-	opts.Remote = build.RemoteCache{
+	opts.Remote = share.RemoteCache{
 		URL: f.cacheRemote, User: os.Getenv("KILN_CACHE_USER"),
 		Password: os.Getenv("KILN_CACHE_PASSWORD"), Token: os.Getenv("KILN_CACHE_TOKEN"),
 	}

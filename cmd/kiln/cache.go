@@ -1,25 +1,19 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
+	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/matrix"
@@ -39,28 +33,6 @@ func (a *app) cacheCommand() *cobra.Command {
 	return cmd
 }
 
-// cacheRow is what the compilers of one row did, when it was built last.
-type cacheRow struct {
-	Row      string         `json:"row"`
-	Calls    int            `json:"calls"`
-	Hits     int            `json:"hits"`
-	Misses   int            `json:"misses"`
-	Bypassed int            `json:"bypassed"`
-	Failed   int            `json:"failed,omitempty"`
-	Seconds  float64        `json:"seconds"`
-	Reasons  map[string]int `json:"reasons,omitempty"`
-}
-
-type cacheStats struct {
-	Rows []cacheRow `json:"rows"`
-	// Calls is what was asked for, Unique how many different results that were.
-	Calls  int `json:"calls"`
-	Unique int `json:"unique"`
-	// Bytes is the size of the cache; Counters are those of ccache, null without it.
-	Bytes    int64            `json:"bytes"`
-	Counters map[string]int64 `json:"counters"`
-}
-
 func (a *app) cacheStatsCommand(state *string) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -71,7 +43,7 @@ of ccache. A compile is unique if no other row had the same result.`,
 		Example: "  kiln cache stats --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			stats, err := readCacheStats(cmd.Context(), *state)
+			stats, err := share.ReadStats(cmd.Context(), *state)
 			if err != nil {
 				return err
 			}
@@ -85,115 +57,7 @@ of ccache. A compile is unique if no other row had the same result.`,
 	return cmd
 }
 
-func readCacheStats(ctx context.Context, state string) (*cacheStats, error) {
-	all, err := build.ReadCalls(state)
-	if err != nil {
-		return nil, err
-	}
-	stats := &cacheStats{Rows: []cacheRow{}}
-	keys := map[string]bool{}
-	for _, in := range all {
-		row := cacheRow{Row: in.Row}
-		for _, u := range in.Calls {
-			row.Calls++
-			row.Seconds += u.Seconds
-			switch u.Result {
-			case launcher.Hit:
-				row.Hits++
-			case launcher.Miss:
-				row.Misses++
-			case launcher.Failed:
-				row.Failed++
-			case launcher.Bypass:
-				row.Bypassed++
-				if row.Reasons == nil {
-					row.Reasons = map[string]int{}
-				}
-				row.Reasons[u.Why]++
-			}
-			if u.Key == "" {
-				stats.Unique++ // nobody can share it
-			}
-			keys[u.Key] = true
-		}
-		stats.Calls += row.Calls
-		stats.Rows = append(stats.Rows, row)
-	}
-	delete(keys, "")
-	stats.Unique += len(keys)
-	stats.Bytes, err = cacheSize(build.CacheDir(state))
-	if err != nil {
-		return nil, err
-	}
-	stats.Counters, err = ccacheCounters(ctx, build.CacheDir(state))
-	return stats, err
-}
-
-// cacheSize adds up the files of the cache.
-func cacheSize(dir string) (int64, error) {
-	var n int64
-	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a compiler may be at work
-		}
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
-		if info, err := d.Info(); err == nil {
-			n += info.Size()
-		}
-		return nil
-	})
-	return n, err
-}
-
-// ccache runs this machine's ccache on the cache of a state folder.
-func ccache(ctx context.Context, dir, maxSize string, args ...string) (string, error) {
-	program, err := exec.LookPath("ccache")
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(pair string) bool { return strings.HasPrefix(pair, "CCACHE_") }),
-		"CCACHE_DIR="+dir, "CCACHE_CONFIGPATH=/dev/null")
-	if maxSize != "" {
-		cmd.Env = append(cmd.Env, "CCACHE_MAXSIZE="+maxSize)
-	}
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("ccache %s: %w: %s", args[0], err, bytes.TrimSpace(out))
-	}
-	return string(out), nil
-}
-
-// ccacheCounters returns ccache's own counters, nil if there is no ccache on this machine or no cache yet.
-func ccacheCounters(ctx context.Context, dir string) (map[string]int64, error) {
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return nil, err
-	}
-	text, err := ccache(ctx, dir, "", "--print-stats")
-	if errors.Is(err, exec.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	counters := map[string]int64{}
-	for line := range strings.Lines(text) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), "\t"); ok {
-			if n, err := strconv.ParseInt(value, 10, 64); err == nil && n != 0 {
-				counters[name] = n
-			}
-		}
-	}
-	return counters, nil
-}
-
-func (a *app) printCacheStats(stats *cacheStats) error {
+func (a *app) printCacheStats(stats *share.Stats) error {
 	if len(stats.Rows) == 0 {
 		fmt.Fprintln(a.stdout, "no compiles were recorded here")
 		return nil
@@ -250,7 +114,7 @@ With the SPEC of a module alone it says why kiln jit would compile it again, as 
 			if len(args) == 1 {
 				return a.explainModule(cmd.Context(), args[0], asJSON)
 			}
-			all, err := build.ReadCalls(*state)
+			all, err := share.ReadCalls(*state)
 			if err != nil {
 				return err
 			}
@@ -358,36 +222,22 @@ func (a *app) cacheGCCommand(state *string) *cobra.Command {
 			if modules {
 				return a.gcModules(cmd.Context(), size, older)
 			}
-			dir, err := filepath.Abs(build.CacheDir(*state))
-			if err != nil {
-				return err
-			}
-			if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-				fmt.Fprintln(a.stdout, "there is no compile cache here")
-				return nil
-			}
-			before, err := cacheSize(dir)
-			if err != nil {
-				return err
-			}
-			if older > 0 {
-				if _, err = ccache(cmd.Context(), dir, "", "--evict-older-than", fmt.Sprintf("%ds", int(older.Seconds()))); err != nil {
-					return needCCache(err)
-				}
-			}
+			o := share.CleanOptions{OlderThan: older}
 			if size != "" {
 				n, err := matrix.ParseSize(size)
 				if err != nil {
 					return fmt.Errorf("--max-size: %w", err)
 				}
-				if _, err := ccache(cmd.Context(), dir, fmt.Sprintf("%dk", max(n/1000, 1)), "--cleanup"); err != nil {
-					return needCCache(err)
-				}
+				o.MaxBytes = max(n, 1)
 			}
 			if size == "" && older == 0 {
 				return errors.New("say what is too much: --max-size SIZE or --older-than DURATION")
 			}
-			after, err := cacheSize(dir)
+			before, after, err := share.Clean(cmd.Context(), *state, o)
+			if errors.Is(err, share.ErrNoCache) {
+				fmt.Fprintln(a.stdout, err)
+				return nil
+			}
 			if err != nil {
 				return err
 			}
@@ -399,11 +249,4 @@ func (a *app) cacheGCCommand(state *string) *cobra.Command {
 	cmd.Flags().DurationVar(&older, "older-than", 0, "remove what was not used for so long, such as 720h")
 	cmd.Flags().BoolVar(&modules, "modules", false, "look at the modules that kiln jit compiled and unpacked instead")
 	return cmd
-}
-
-func needCCache(err error) error {
-	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("%w\n  install ccache on this machine; it is what knows its cache", err)
-	}
-	return err
 }

@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
+	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
@@ -29,11 +29,11 @@ func (a *app) launcherCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var opts build.CompilerOptions
+			var opts share.CompilerOptions
 			if err := json.Unmarshal(text, &opts); err != nil {
 				return err
 			}
-			found, err := build.FindCompilers(cmd.Context(), opts)
+			found, err := share.FindCompilers(cmd.Context(), opts)
 			if err != nil {
 				return err
 			}

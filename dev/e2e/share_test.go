@@ -17,6 +17,7 @@ import (
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/launcher"
+	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
@@ -55,7 +56,7 @@ func buildRow(t *testing.T, plan *matrix.Plan, opts build.Options, part string) 
 	if opts.NoShare {
 		return r, nil
 	}
-	all, err := build.ReadCalls(opts.StateDir)
+	all, err := share.ReadCalls(opts.StateDir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,9 +294,9 @@ func TestE2EShareRemote(t *testing.T) {
 	program := needShare(t)
 	for _, test := range []struct {
 		name   string
-		remote func(t *testing.T) build.RemoteCache
+		remote func(t *testing.T) share.RemoteCache
 	}{
-		{"bazel-remote", func(t *testing.T) build.RemoteCache {
+		{"bazel-remote", func(t *testing.T) share.RemoteCache {
 			dir, port := t.TempDir(), freePort(t)
 			sum := sha1.Sum([]byte("secret"))
 			passwords := filepath.Join(dir, "passwords")
@@ -304,12 +305,12 @@ func TestE2EShareRemote(t *testing.T) {
 			}
 			start(t, port, filepath.Join("..", ".cache", "tools", "bazel-remote"), "--dir", filepath.Join(dir, "data"), "--max_size", "1", "--disable_http_ac_validation",
 				"--http_address", fmt.Sprintf("127.0.0.1:%d", port), "--grpc_address", "none", "--htpasswd_file", passwords)
-			return build.RemoteCache{URL: fmt.Sprintf("http://127.0.0.1:%d|layout=bazel", port), User: "kiln", Password: "secret"}
+			return share.RemoteCache{URL: fmt.Sprintf("http://127.0.0.1:%d|layout=bazel", port), User: "kiln", Password: "secret"}
 		}},
-		{"redis", func(t *testing.T) build.RemoteCache {
+		{"redis", func(t *testing.T) share.RemoteCache {
 			port := freePort(t)
 			start(t, port, "redis-server", "--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--requirepass", "secret", "--save", "", "--dir", t.TempDir())
-			return build.RemoteCache{URL: fmt.Sprintf("redis://127.0.0.1:%d/1", port), Password: "secret"}
+			return share.RemoteCache{URL: fmt.Sprintf("redis://127.0.0.1:%d/1", port), Password: "secret"}
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-package build
+package share
 
 import (
 	"bufio"
@@ -51,14 +51,10 @@ func (r RemoteCache) parse() (*url.URL, *launcher.Remote, error) {
 	return u, remote, nil
 }
 
-// remoteServer is the near end of a remote cache.
-type remoteServer struct {
-	stop func()
-}
-
-// serveRemote opens the socket that launchers use.
-func (o *Options) serveRemote(ctx context.Context, socket string) (*launcher.Remote, *remoteServer, error) {
-	u, remote, err := o.Remote.parse()
+// serve opens the socket that launchers use, until stop is called. A cache over HTTP is reached by
+// transport.
+func (r RemoteCache) serve(ctx context.Context, socket string, transport http.RoundTripper) (remote *launcher.Remote, stop func(), err error) {
+	u, remote, err := r.parse()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -68,24 +64,20 @@ func (o *Options) serveRemote(ctx context.Context, socket string) (*launcher.Rem
 	}
 	remote.Socket = socket
 	if remote.Kind == "redis" {
-		s := &redisRelay{cache: o.Remote, address: u}
+		s := &redisRelay{cache: r, address: u}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			s.serve(ctx, listener)
 		}()
-		return remote, &remoteServer{stop: func() { _ = listener.Close(); <-done }}, nil
-	}
-	client, err := o.Network.client()
-	if err != nil {
-		return nil, nil, errors.Join(err, listener.Close())
+		return remote, func() { _ = listener.Close(); <-done }, nil
 	}
 	server := &http.Server{
-		Handler: o.Remote.proxy(u, client.Transport), ReadHeaderTimeout: time.Minute,
+		Handler: r.proxy(u, transport), ReadHeaderTimeout: time.Minute,
 		ErrorLog: log.New(io.Discard, "", 0), // ccache counts errors itself
 	}
 	go server.Serve(listener) //nolint:errcheck // It ends with Close.
-	return remote, &remoteServer{stop: func() { _ = server.Close() }}, nil
+	return remote, func() { _ = server.Close() }, nil
 }
 
 // proxy hands requests on, with credentials. Only the paths of the cache exist.

@@ -1,4 +1,4 @@
-package build
+package share
 
 import (
 	"bytes"
@@ -46,8 +46,8 @@ type Compilers struct {
 	Tools         map[string]launcher.Tool `json:"tools"`
 }
 
-// leastCCache has everything that is used of it; Debian 12 has 4.7.5, Ubuntu 24.04 4.9.
-var leastCCache = [2]int{4, 7}
+// LeastCCache has everything that is used of it; Debian 12 has 4.7.5, Ubuntu 24.04 4.9.
+var LeastCCache = [2]int{4, 7}
 
 // FindCompilers finds the compilers and ccache in an environment and puts links to this program before them.
 func FindCompilers(ctx context.Context, o CompilerOptions) (*Compilers, error) {
@@ -143,8 +143,8 @@ func (s *compilerSearch) ccache(ctx context.Context, found *Compilers) (why stri
 	major, _ := strconv.Atoi(m[1])
 	minor, _ := strconv.Atoi(m[2])
 	found.CCacheVersion = m[1] + "." + m[2] + m[3]
-	if major < leastCCache[0] || major == leastCCache[0] && minor < leastCCache[1] {
-		return fmt.Sprintf("ccache %s is older than %d.%d", found.CCacheVersion, leastCCache[0], leastCCache[1])
+	if major < LeastCCache[0] || major == LeastCCache[0] && minor < LeastCCache[1] {
+		return fmt.Sprintf("ccache %s is older than %d.%d", found.CCacheVersion, LeastCCache[0], LeastCCache[1])
 	}
 	found.CCache = path
 	return ""

@@ -1,4 +1,4 @@
-package build
+package share
 
 import (
 	"fmt"
@@ -12,9 +12,9 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
-// learnUnits finds out on which axes the compiles of packages depend: first from what was read, then from the keys, which
+// LearnUnits finds out on which axes the compiles of packages depend: first from what was read, then from the keys, which
 // have the last word where rows were built that tell.
-func learnUnits(all []*calls.Inputs) map[string][]matrix.UnitClass {
+func LearnUnits(all []*calls.Inputs) map[string][]matrix.UnitClass {
 	byPackage := map[string][]*calls.Inputs{}
 	for _, in := range all {
 		byPackage[in.Package] = append(byPackage[in.Package], in)

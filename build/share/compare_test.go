@@ -1,4 +1,4 @@
-package build
+package share
 
 import (
 	"fmt"
@@ -34,15 +34,15 @@ func TestCompareObjects(t *testing.T) {
 	first := object("tmpxft_0000000a_00000000-6_k.c", code)
 	for _, test := range []struct {
 		name, object string
-		want         objectVerdict
+		want         Verdict
 	}{
-		{"itself", first, objectVerdict{Same: true}},
-		{"another process number", object("tmpxft_00000123_00000000-6_k.c", code), objectVerdict{Same: true}},
-		{"another file", object("other.c", code), objectVerdict{Where: "symbols"}},
-		{"other code", object("tmpxft_0000000b_00000000-6_k.c", "int f(void) { return 43; }\n"), objectVerdict{Where: ".text"}},
-		{"another function", object("tmpxft_0000000c_00000000-6_k.c", "int g(void) { return 42; }\n"), objectVerdict{Where: "symbols"}},
+		{"itself", first, Verdict{Same: true}},
+		{"another process number", object("tmpxft_00000123_00000000-6_k.c", code), Verdict{Same: true}},
+		{"another file", object("other.c", code), Verdict{Where: "symbols"}},
+		{"other code", object("tmpxft_0000000b_00000000-6_k.c", "int f(void) { return 43; }\n"), Verdict{Where: ".text"}},
+		{"another function", object("tmpxft_0000000c_00000000-6_k.c", "int g(void) { return 42; }\n"), Verdict{Where: "symbols"}},
 	} {
-		got, err := compareObjects(first, test.object)
+		got, err := CompareObjects(first, test.object)
 		if err != nil || got != test.want {
 			t.Errorf("%s: %+v, %v, want %+v", test.name, got, err, test.want)
 		}
@@ -55,14 +55,14 @@ func TestCompareObjects(t *testing.T) {
 		return object(fmt.Sprintf("tmpxft_%08x_00000000-6_m.c", n), text)
 	}
 	a := sub("7dc0f47f", "one")
-	for object, want := range map[string]objectVerdict{
+	for object, want := range map[string]Verdict{
 		sub("c00a98b1", "one"): {Same: true}, sub("d00a98b1", "two"): {Where: ".nv_fatbin", Inconclusive: true}, sub("7dc0f47f", "two"): {Where: ".nv_fatbin"},
 	} {
-		if got, err := compareObjects(a, object); err != nil || got != want {
+		if got, err := CompareObjects(a, object); err != nil || got != want {
 			t.Errorf("%s: %+v, %v, want %+v", filepath.Base(object), got, err, want)
 		}
 	}
-	if _, err := compareObjects(first, filepath.Join(dir, "other.c")); err == nil {
+	if _, err := CompareObjects(first, filepath.Join(dir, "other.c")); err == nil {
 		t.Error("a file that is no object was compared")
 	}
 }

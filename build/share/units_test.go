@@ -1,4 +1,4 @@
-package build
+package share
 
 import (
 	"strings"
@@ -86,7 +86,7 @@ func TestLearnUnits(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := learnUnits(test.rows)["demo"]
+			got := LearnUnits(test.rows)["demo"]
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

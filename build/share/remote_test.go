@@ -1,15 +1,13 @@
-package build
+package share
 
 import (
 	"bufio"
 	"context"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -77,24 +75,18 @@ func testRemoteHTTP(t *testing.T, secure bool) {
 		}
 	}))
 	defer server.Close()
-	var network Network
 	if secure {
 		server.StartTLS()
-		network.CertFile = filepath.Join(t.TempDir(), "ca.crt")
-		text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-		if err := os.WriteFile(network.CertFile, text, 0o666); err != nil {
-			t.Fatal(err)
-		}
 	} else {
 		server.Start()
 	}
 	socket := filepath.Join(t.TempDir(), "remote")
-	opts := Options{Network: network, Remote: RemoteCache{URL: server.URL + "/cache|layout=bazel", User: "kiln", Password: "secret"}}
-	remote, near, err := opts.serveRemote(t.Context(), socket)
+	cache := RemoteCache{URL: server.URL + "/cache|layout=bazel", User: "kiln", Password: "secret"}
+	remote, stop, err := cache.serve(t.Context(), socket, server.Client().Transport)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer near.stop()
+	defer stop()
 	if diff := cmp.Diff(&launcher.Remote{Socket: socket, Kind: "http", Path: "/cache", Attributes: []string{"layout=bazel"}}, remote); diff != "" {
 		t.Error(diff)
 	}
@@ -169,8 +161,8 @@ func TestRemoteRedis(t *testing.T) {
 	}()
 	for password, want := range map[string]string{"secret": "+PONG\r\n", "wrong": ""} {
 		socket := filepath.Join(t.TempDir(), "remote")
-		opts := Options{Remote: RemoteCache{URL: "redis://" + listener.Addr().String() + "/2", User: "kiln", Password: password}}
-		_, near, err := opts.serveRemote(t.Context(), socket)
+		cache := RemoteCache{URL: "redis://" + listener.Addr().String() + "/2", User: "kiln", Password: password}
+		_, stop, err := cache.serve(t.Context(), socket, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -186,6 +178,6 @@ func TestRemoteRedis(t *testing.T) {
 			t.Errorf("password %s: %q, want %q", password, got, want)
 		}
 		conn.Close()
-		near.stop()
+		stop()
 	}
 }

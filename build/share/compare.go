@@ -1,4 +1,4 @@
-package build
+package share
 
 import (
 	"bytes"
@@ -7,8 +7,8 @@ import (
 	"regexp"
 )
 
-// objectVerdict is how two objects compare.
-type objectVerdict struct {
+// Verdict is how two objects compare.
+type Verdict struct {
 	Same bool `json:"same"`
 	// Inconclusive says that the only difference is an identifier that nvcc derives from the folder, inside compressed code.
 	Inconclusive bool `json:"inconclusive,omitempty"`
@@ -31,58 +31,58 @@ func normalize(b []byte) []byte {
 	return nvccModule.ReplaceAll(b, []byte("_module$1"))
 }
 
-// compareObjects compares two ELF objects, but for what nvcc is known to write differently.
-func compareObjects(a, b string) (objectVerdict, error) {
+// CompareObjects compares two ELF objects, but for what nvcc is known to write differently.
+func CompareObjects(a, b string) (Verdict, error) {
 	fa, err := elf.Open(a)
 	if err != nil {
-		return objectVerdict{}, fmt.Errorf("read %s: %w", a, err)
+		return Verdict{}, fmt.Errorf("read %s: %w", a, err)
 	}
 	defer fa.Close()
 	fb, err := elf.Open(b)
 	if err != nil {
-		return objectVerdict{}, fmt.Errorf("read %s: %w", b, err)
+		return Verdict{}, fmt.Errorf("read %s: %w", b, err)
 	}
 	defer fb.Close()
 	if fa.Machine != fb.Machine || fa.Type != fb.Type || fa.Class != fb.Class {
-		return objectVerdict{Where: "header"}, nil
+		return Verdict{Where: "header"}, nil
 	}
 	if len(fa.Sections) != len(fb.Sections) {
-		return objectVerdict{Where: "number of sections"}, nil
+		return Verdict{Where: "number of sections"}, nil
 	}
-	fatbin := objectVerdict{Same: true}
+	fatbin := Verdict{Same: true}
 	for i, sa := range fa.Sections {
 		sb := fb.Sections[i]
 		name := string(normalize([]byte(sa.Name)))
 		if name != string(normalize([]byte(sb.Name))) || sa.Type != sb.Type || sa.Flags != sb.Flags || sa.Link != sb.Link || sa.Info != sb.Info {
-			return objectVerdict{Where: sa.Name}, nil
+			return Verdict{Where: sa.Name}, nil
 		}
 		switch sa.Type {
 		case elf.SHT_NULL, elf.SHT_NOBITS, elf.SHT_STRTAB, elf.SHT_SYMTAB:
 			if sa.Type == elf.SHT_NOBITS && sa.Size != sb.Size {
-				return objectVerdict{Where: sa.Name}, nil
+				return Verdict{Where: sa.Name}, nil
 			}
 			continue // names are compared with the symbols
 		}
 		da, err := sa.Data()
 		if err != nil {
-			return objectVerdict{}, fmt.Errorf("read %s: %s: %w", a, sa.Name, err)
+			return Verdict{}, fmt.Errorf("read %s: %s: %w", a, sa.Name, err)
 		}
 		db, err := sb.Data()
 		if err != nil {
-			return objectVerdict{}, fmt.Errorf("read %s: %s: %w", b, sb.Name, err)
+			return Verdict{}, fmt.Errorf("read %s: %s: %w", b, sb.Name, err)
 		}
 		if bytes.Equal(da, db) || bytes.Equal(normalize(da), normalize(db)) {
 			continue
 		}
 		if sa.Name == ".nv_fatbin" {
-			fatbin = objectVerdict{Where: sa.Name}
+			fatbin = Verdict{Where: sa.Name}
 			continue
 		}
-		return objectVerdict{Where: sa.Name}, nil
+		return Verdict{Where: sa.Name}, nil
 	}
 	same, moved, err := compareSymbols(fa, fb)
 	if err != nil || !same {
-		return objectVerdict{Where: "symbols"}, err
+		return Verdict{Where: "symbols"}, err
 	}
 	if !fatbin.Same && moved {
 		fatbin.Inconclusive = true

@@ -11,8 +11,9 @@ import (
 // TorchABI is the C++ ABI of a torch that is not here, as the table knows it: "0" or "1" as in
 // _GLIBCXX_USE_CXX11_ABI, or "" if the table does not know or the system has no such choice. That
 // of an installed torch is read from its library, because distributions build their own.
-func TorchABI(table *compat.Table, torch, cuda, rocm, os string) string {
-	public, _, _ := strings.Cut(torch, "+")
+func TorchABI(table *compat.Table, torch, os string) string {
+	public, label, _ := strings.Cut(torch, "+")
+	cuda, rocm := compat.ParseToolkitTag(label)
 	val, known := table.CXX11ABI(public, cuda, rocm, os)
 	switch {
 	case !known:

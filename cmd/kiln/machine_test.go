@@ -102,7 +102,7 @@ func TestDoctorAndPickAgree(t *testing.T) {
 				}
 			}
 			var doctor struct{ Machine machine.Machine }
-			var picked struct{ Machine pick.Machine }
+			var picked struct{ Machine pick.Target }
 			run(&doctor, "doctor", "--json")
 			run(&picked, "pick", "fa", "--index", server.URL, "--json")
 			d, p := doctor.Machine, picked.Machine
@@ -140,14 +140,14 @@ func TestDoctorAndPickAgree(t *testing.T) {
 
 // TestForPick: what picking needs to know is found on machines of several kinds.
 func TestForPick(t *testing.T) {
-	station := pick.Machine{
+	station := pick.Target{
 		OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12.3", Torch: "2.9.0+cu128", TorchCUDA: "12.8", Driver: "580.159.04", DriverCUDA: "13.0",
 		GPUs: []pick.GPU{{Name: "NVIDIA H200", Arch: "9.0"}},
 	}
 	newer, blind := station, station
 	newer.DriverCUDA, blind.GPUs = "13.3", nil
 	machines := madeUp()
-	for name, want := range map[string]pick.Machine{
+	for name, want := range map[string]pick.Target{
 		"workstation": station, "a newer driver": newer, "a driver without its tool": blind, "a hidden GPU": blind,
 		"nothing": {OS: "linux", Arch: "x86_64", NoDriver: true},
 		"ROCm": {

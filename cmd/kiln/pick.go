@@ -31,7 +31,7 @@ type pickFlags struct {
 	noProbe     bool
 	interpreter string
 	machineFile string
-	machine     pick.Machine // what flags say
+	machine     pick.Target // what flags say
 	gpus        []string
 	cuda        string
 }
@@ -76,7 +76,7 @@ found, to answer for another machine; with --no-probe they are all that is known
 type pickResult struct {
 	Project string         `json:"project"`
 	Index   string         `json:"index"`
-	Machine pick.Machine   `json:"machine"`
+	Machine pick.Target    `json:"machine"`
 	Best    *pick.Choice   `json:"best"`
 	URL     string         `json:"url,omitempty"`
 	SHA256  string         `json:"sha256,omitempty"`
@@ -171,7 +171,7 @@ func (a *app) printPick(r pickResult, explain bool) error {
 }
 
 // describeMachine says in one line what was found.
-func describeMachine(m pick.Machine) string {
+func describeMachine(m pick.Target) string {
 	parts := []string{strings.TrimSpace(m.OS + " " + m.Arch)}
 	add := func(name, value string) {
 		if value != "" {
@@ -202,15 +202,15 @@ func describeMachine(m pick.Machine) string {
 }
 
 // pickMachine probes the machine and applies the flags.
-func (a *app) pickMachine(ctx context.Context, f pickFlags) (pick.Machine, error) {
-	var m pick.Machine
+func (a *app) pickMachine(ctx context.Context, f pickFlags) (pick.Target, error) {
+	var m pick.Target
 	switch {
 	case f.machineFile != "":
 		data, err := readFileOrStdin(a, f.machineFile)
 		if err != nil {
 			return m, fmt.Errorf("--machine: %w", err)
 		}
-		var file struct{ Machine *pick.Machine }
+		var file struct{ Machine *pick.Target }
 		file.Machine = &m
 		if err := json.Unmarshal(data, &file); err == nil && file.Machine != nil && file.Machine.OS == "" {
 			err = json.Unmarshal(data, &m) // the object itself, not the whole output
@@ -220,7 +220,7 @@ func (a *app) pickMachine(ctx context.Context, f pickFlags) (pick.Machine, error
 		} else if err != nil {
 			return m, fmt.Errorf("--machine: %w", err)
 		}
-		m.TorchABI = cmp.Or(m.TorchABI, machine.TorchABI(compat.Default(), m.Torch, m.TorchCUDA, m.TorchROCm, m.OS))
+		m.TorchABI = cmp.Or(m.TorchABI, machine.TorchABI(compat.Default(), m.Torch, m.OS))
 	case !f.noProbe:
 		ctx, cancel := context.WithTimeout(ctx, probeTime)
 		defer cancel()
@@ -231,8 +231,8 @@ func (a *app) pickMachine(ctx context.Context, f pickFlags) (pick.Machine, error
 
 // forPick is what picking needs to know of a machine. It only names things as package pick does,
 // which thereby depends on no way to look at one.
-func forPick(found *machine.Machine) pick.Machine {
-	m := pick.Machine{
+func forPick(found *machine.Machine) pick.Target {
+	m := pick.Target{
 		OS:    cmp.Or(map[string]string{"darwin": "macos"}[found.OS], found.OS),
 		Arch:  cmp.Or(map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[found.Arch], found.Arch),
 		Glibc: found.GLIBC, Musl: found.Musl, MacOS: found.MacOS,
@@ -262,7 +262,7 @@ func readFileOrStdin(a *app, name string) ([]byte, error) {
 }
 
 // apply replaces what is known of a machine with what the flags say.
-func (f pickFlags) apply(m pick.Machine) (pick.Machine, error) {
+func (f pickFlags) apply(m pick.Target) (pick.Target, error) {
 	if f.machine.OS != "" && f.machine.OS != m.OS { // the C library is another too
 		m.Glibc, m.Musl, m.MacOS, m.Arch = "", "", "", ""
 	}
@@ -278,7 +278,7 @@ func (f pickFlags) apply(m pick.Machine) (pick.Machine, error) {
 		if torch == "none" {
 			m.Torch = ""
 		}
-		m.TorchABI = machine.TorchABI(compat.Default(), m.Torch, "", "", m.OS)
+		m.TorchABI = machine.TorchABI(compat.Default(), m.Torch, m.OS)
 	}
 	if driver := f.machine.Driver; driver != "" {
 		m.Driver, m.DriverCUDA, m.NoDriver = driver, machine.DriverCUDA(compat.Default(), driver, m.OS), false

@@ -19,22 +19,26 @@ import (
 )
 
 func TestPickFlags(t *testing.T) {
-	base := pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", Torch: "2.8.0+cu126", TorchCUDA: "12.6", NoDriver: true}
+	base := pick.Target{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", Torch: "2.8.0+cu126", TorchCUDA: "12.6", NoDriver: true}
 	tests := map[string]struct {
 		flags pickFlags
-		want  pick.Machine
+		want  pick.Target
 	}{
 		"another torch and GPU": {
-			flags: pickFlags{machine: pick.Machine{Torch: "2.9.0+cu128", Python: "3.13t"}, gpus: []string{"9.0"}},
-			want:  pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.13", FreeThreaded: true, Torch: "2.9.0+cu128", TorchABI: "1", GPUs: []pick.GPU{{Arch: "9.0"}}},
+			flags: pickFlags{machine: pick.Target{Torch: "2.9.0+cu128", Python: "3.13t"}, gpus: []string{"9.0"}},
+			want:  pick.Target{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.13", FreeThreaded: true, Torch: "2.9.0+cu128", TorchABI: "1", GPUs: []pick.GPU{{Arch: "9.0"}}},
+		},
+		"a torch whose builds differ": {
+			flags: pickFlags{machine: pick.Target{Torch: "2.6.0+cu126"}},
+			want:  pick.Target{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", Torch: "2.6.0+cu126", TorchABI: "1", NoDriver: true},
 		},
 		"no torch": {
-			flags: pickFlags{machine: pick.Machine{Torch: "none"}, cuda: "12.8"},
-			want:  pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", NoDriver: true, Toolkit: "cu128"},
+			flags: pickFlags{machine: pick.Target{Torch: "none"}, cuda: "12.8"},
+			want:  pick.Target{OS: "linux", Arch: "x86_64", Glibc: "2.36", Python: "3.11.2", NoDriver: true, Toolkit: "cu128"},
 		},
 		"windows": {
-			flags: pickFlags{machine: pick.Machine{OS: "windows", Driver: "580.88", Torch: "none"}, cuda: "cpu"},
-			want:  pick.Machine{OS: "windows", Python: "3.11.2", Driver: "580.88", DriverCUDA: "13.0", Toolkit: "cpu"},
+			flags: pickFlags{machine: pick.Target{OS: "windows", Driver: "580.88", Torch: "none"}, cuda: "cpu"},
+			want:  pick.Target{OS: "windows", Python: "3.11.2", Driver: "580.88", DriverCUDA: "13.0", Toolkit: "cpu"},
 		},
 	}
 	for name, test := range tests {
@@ -77,7 +81,7 @@ func TestPickOutput(t *testing.T) {
 		err := a.pick(t.Context(), "fa", f)
 		return stdout.String(), stderr.String(), err
 	}
-	machine := pick.Machine{OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12", Torch: "2.9.0+cu128"}
+	machine := pick.Target{OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12", Torch: "2.9.0+cu128"}
 	line := "pip install fa==1.0+cu128.torch2.9 --only-binary fa --extra-index-url " + server.URL + "/cu128/torch2.9/simple/\n"
 	out, _, err := run(pickFlags{machine: machine, gpus: []string{"9.0"}})
 	if err != nil || out != line {
@@ -100,7 +104,7 @@ func TestPickOutput(t *testing.T) {
 		Install index.Install
 		SHA256  string
 		Near    []struct{ Misses []pick.Reason }
-		Machine pick.Machine
+		Machine pick.Target
 	}
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &result)); err != nil {
 		t.Fatal(err)

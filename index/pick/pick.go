@@ -14,9 +14,9 @@ import (
 	"github.com/kiln-build/kiln/wheel"
 )
 
-// Machine is what decides which file of a project runs somewhere. Empty fields are not known
+// Target is what decides which file of a project runs on a machine. Empty fields are not known
 // and exclude nothing.
-type Machine struct {
+type Target struct {
 	// OS is "linux", "windows" or "macos".
 	OS string `json:"os,omitempty"`
 	// Arch is x86_64 or aarch64; the spellings amd64 and arm64 mean the same.
@@ -54,7 +54,7 @@ type Machine struct {
 	Toolkit string `json:"toolkit,omitempty"`
 }
 
-// GPU is one device of a [Machine].
+// GPU is one device of a [Target].
 type GPU struct {
 	Name string `json:"name,omitempty"`
 	// Arch is the compute capability of an NVIDIA device, "9.0", or the target of an AMD
@@ -124,7 +124,7 @@ func (p *Result) Best() *Choice {
 // driver can compile. Among those that fit the newest version wins, then the CUDA minor of
 // the installed torch, else what the driver runs in full, then the newest torch, the newest CUDA,
 // and last the order of the tags.
-func Rank(files []*index.File, m Machine, opts Options) (*Result, error) {
+func Rank(files []*index.File, m Target, opts Options) (*Result, error) {
 	j, err := newJudge(m, opts)
 	if err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func missWeight(misses []Reason) int {
 
 // judge compares files with a machine.
 type judge struct {
-	m          Machine
+	m          Target
 	opts       Options
 	in         wheel.Interpreter
 	tags       map[wheel.Tag]int // nil if the interpreter is not known
@@ -195,7 +195,7 @@ type judge struct {
 	driver     wheel.Version // newest CUDA of the driver; zero if not known
 }
 
-func newJudge(m Machine, opts Options) (*judge, error) {
+func newJudge(m Target, opts Options) (*judge, error) {
 	j := &judge{m: m, opts: opts}
 	var err error
 	if m.Python != "" {

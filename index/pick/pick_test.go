@@ -43,13 +43,13 @@ func flashFiles() []*index.File {
 	return files
 }
 
-var workstation = pick.Machine{
+var workstation = pick.Target{
 	OS: "linux", Arch: "x86_64", Glibc: "2.39", Python: "3.12.4", Torch: "2.9.0+cu128", TorchCUDA: "12.8", TorchABI: "1",
 	Driver: "570.86.10", DriverCUDA: "12.8", GPUs: []pick.GPU{{Name: "H100", Arch: "9.0"}},
 }
 
 // on is a machine like the workstation, with differences.
-func on(change func(*pick.Machine)) pick.Machine {
+func on(change func(*pick.Target)) pick.Target {
 	m := workstation
 	change(&m)
 	return m
@@ -57,7 +57,7 @@ func on(change func(*pick.Machine)) pick.Machine {
 
 func TestPick(t *testing.T) {
 	tests := map[string]struct {
-		machine   pick.Machine
+		machine   pick.Target
 		specifier string
 		pre       bool
 		files     []*index.File
@@ -67,72 +67,72 @@ func TestPick(t *testing.T) {
 	}{
 		"the workstation": {machine: workstation, best: "fa-2.8.3+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
 		"windows": {
-			machine: on(func(m *pick.Machine) { m.OS, m.Glibc, m.Arch = "windows", "", "amd64" }),
+			machine: on(func(m *pick.Target) { m.OS, m.Glibc, m.Arch = "windows", "", "amd64" }),
 			best:    "fa-2.8.3+cu128.torch2.9-cp312-cp312-win_amd64.whl",
 		},
 		"older torch": {
-			machine: on(func(m *pick.Machine) { m.Torch = "2.8.1+cu126"; m.TorchCUDA = "12.6" }),
+			machine: on(func(m *pick.Target) { m.Torch = "2.8.1+cu126"; m.TorchCUDA = "12.6" }),
 			best:    "fa-2.8.3+cu126.torch2.8-cp312-cp312-manylinux_2_28_x86_64.whl",
 		},
 		"CUDA of torch from its label": {
-			machine: on(func(m *pick.Machine) { m.Torch, m.TorchCUDA = "2.9.1+cu130", ""; m.DriverCUDA = "13.0" }),
+			machine: on(func(m *pick.Target) { m.Torch, m.TorchCUDA = "2.9.1+cu130", ""; m.DriverCUDA = "13.0" }),
 			best:    "fa-2.8.3+cu130.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl",
 		},
 		"another CUDA minor": {
-			machine: on(func(m *pick.Machine) { m.Torch, m.TorchCUDA = "2.9.0+cu129", "12.9" }),
+			machine: on(func(m *pick.Target) { m.Torch, m.TorchCUDA = "2.9.0+cu129", "12.9" }),
 			best:    "fa-2.8.3+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl", note: "usually works within one major version",
 		},
 		"another CUDA major": {
-			machine: on(func(m *pick.Machine) { m.Torch, m.TorchCUDA, m.DriverCUDA = "2.9.0+cu118", "11.8", "11.8" }),
+			machine: on(func(m *pick.Target) { m.Torch, m.TorchCUDA, m.DriverCUDA = "2.9.0+cu118", "11.8", "11.8" }),
 			near:    "was built for CUDA 12.8, the installed torch has 11.8",
 		},
 		"torch without a build": {
-			machine: on(func(m *pick.Machine) { m.Torch, m.TorchCUDA = "2.11.0+cu130", "13.0"; m.DriverCUDA = "13.0" }),
+			machine: on(func(m *pick.Target) { m.Torch, m.TorchCUDA = "2.11.0+cu130", "13.0"; m.DriverCUDA = "13.0" }),
 			near:    "was built for torch 2.10, this has 2.11.0+cu130",
 		},
 		"no torch": {
-			machine: on(func(m *pick.Machine) { m.Torch, m.TorchCUDA = "", "" }),
+			machine: on(func(m *pick.Target) { m.Torch, m.TorchCUDA = "", "" }),
 			best:    "fa-2.8.3+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl", note: "torch 2.9 has to be installed",
 		},
 		"no torch, newer driver": {
-			machine: on(func(m *pick.Machine) { m.Torch, m.TorchCUDA, m.DriverCUDA = "", "", "13.1" }),
+			machine: on(func(m *pick.Target) { m.Torch, m.TorchCUDA, m.DriverCUDA = "", "", "13.1" }),
 			best:    "fa-2.8.3+cu130.torch2.10-cp312-cp312-manylinux_2_28_x86_64.whl",
 		},
 		"torch for the CPU": {
-			machine: on(func(m *pick.Machine) {
+			machine: on(func(m *pick.Target) {
 				m.Torch, m.TorchCUDA, m.NoDriver, m.GPUs, m.DriverCUDA = "2.9.0+cpu", "", true, nil, ""
 			}),
 			best: "fa-2.8.3+cpu.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl",
 		},
 		"nothing but a CPU": {
-			machine: pick.Machine{OS: "linux", Glibc: "2.36", Python: "3.12", NoDriver: true},
+			machine: pick.Target{OS: "linux", Glibc: "2.36", Python: "3.12", NoDriver: true},
 			best:    "fa-2.8.3+cpu.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl",
 		},
 		"ROCm": {
-			machine: on(func(m *pick.Machine) {
+			machine: on(func(m *pick.Target) {
 				m.Torch, m.TorchCUDA, m.TorchROCm, m.NoDriver, m.DriverCUDA, m.GPUs = "2.9.0+rocm6.4", "", "6.4", true, "", nil
 			}),
 			best: "fa-2.8.3+rocm6.4.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl",
 		},
-		"Python without a build":  {machine: on(func(m *pick.Machine) { m.Python = "3.11.2" }), near: "is for Python 3.12, this is 3.11"},
-		"free-threaded":           {machine: on(func(m *pick.Machine) { m.Python, m.FreeThreaded = "3.13", true }), near: "this is 3.13 free-threaded"},
-		"old glibc":               {machine: on(func(m *pick.Machine) { m.Glibc = "2.17" }), near: "needs glibc 2.28, this has 2.17"},
-		"musl":                    {machine: on(func(m *pick.Machine) { m.Glibc, m.Musl = "", "1.2" }), near: "needs glibc 2.28, this has musl"},
-		"another processor":       {machine: on(func(m *pick.Machine) { m.Arch = "aarch64" }), near: "is for x86_64, this is aarch64"},
-		"macOS":                   {machine: on(func(m *pick.Machine) { m.OS, m.Arch, m.Glibc = "macos", "arm64", "" }), near: "this is macOS"},
-		"old driver":              {machine: on(func(m *pick.Machine) { m.Torch, m.TorchCUDA, m.DriverCUDA = "2.9.0+cu130", "13.0", "12.8" }), near: "needs a driver for CUDA 13, this one (570.86.10) runs CUDA up to 12.8"},
-		"GPU without code":        {machine: on(func(m *pick.Machine) { m.GPUs = []pick.GPU{{Name: "V100", Arch: "7.0"}} }), near: "has no code for V100 (7.0); it has 80, 90, 120+PTX"},
-		"GPU of the same major":   {machine: on(func(m *pick.Machine) { m.GPUs = []pick.GPU{{Arch: "8.6"}} }), best: "fa-2.8.3+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
-		"GPU by PTX":              {machine: on(func(m *pick.Machine) { m.GPUs = []pick.GPU{{Arch: "13.0"}} }), best: "fa-2.8.3+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl", note: "has only PTX for 13.0"},
-		"GPU by PTX, old driver":  {machine: on(func(m *pick.Machine) { m.GPUs = []pick.GPU{{Arch: "13.0"}}; m.DriverCUDA = "12.7" }), near: "which a driver for CUDA 12.7 cannot compile", specifier: "==2.8.3+cu128.torch2.9"},
+		"Python without a build":  {machine: on(func(m *pick.Target) { m.Python = "3.11.2" }), near: "is for Python 3.12, this is 3.11"},
+		"free-threaded":           {machine: on(func(m *pick.Target) { m.Python, m.FreeThreaded = "3.13", true }), near: "this is 3.13 free-threaded"},
+		"old glibc":               {machine: on(func(m *pick.Target) { m.Glibc = "2.17" }), near: "needs glibc 2.28, this has 2.17"},
+		"musl":                    {machine: on(func(m *pick.Target) { m.Glibc, m.Musl = "", "1.2" }), near: "needs glibc 2.28, this has musl"},
+		"another processor":       {machine: on(func(m *pick.Target) { m.Arch = "aarch64" }), near: "is for x86_64, this is aarch64"},
+		"macOS":                   {machine: on(func(m *pick.Target) { m.OS, m.Arch, m.Glibc = "macos", "arm64", "" }), near: "this is macOS"},
+		"old driver":              {machine: on(func(m *pick.Target) { m.Torch, m.TorchCUDA, m.DriverCUDA = "2.9.0+cu130", "13.0", "12.8" }), near: "needs a driver for CUDA 13, this one (570.86.10) runs CUDA up to 12.8"},
+		"GPU without code":        {machine: on(func(m *pick.Target) { m.GPUs = []pick.GPU{{Name: "V100", Arch: "7.0"}} }), near: "has no code for V100 (7.0); it has 80, 90, 120+PTX"},
+		"GPU of the same major":   {machine: on(func(m *pick.Target) { m.GPUs = []pick.GPU{{Arch: "8.6"}} }), best: "fa-2.8.3+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
+		"GPU by PTX":              {machine: on(func(m *pick.Target) { m.GPUs = []pick.GPU{{Arch: "13.0"}} }), best: "fa-2.8.3+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl", note: "has only PTX for 13.0"},
+		"GPU by PTX, old driver":  {machine: on(func(m *pick.Target) { m.GPUs = []pick.GPU{{Arch: "13.0"}}; m.DriverCUDA = "12.7" }), near: "which a driver for CUDA 12.7 cannot compile", specifier: "==2.8.3+cu128.torch2.9"},
 		"an older version":        {machine: workstation, specifier: "<2.8.3", best: "fa-2.8.2+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
 		"an exact label":          {machine: workstation, specifier: "==2.8.3+cu126.torch2.9", best: "fa-2.8.3+cu126.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
 		"a version that is not":   {machine: workstation, specifier: ">=3", near: "is version 2.9.0rc1+cu128.torch2.9, not >=3"},
 		"pre-releases":            {machine: workstation, pre: true, best: "fa-2.9.0rc1+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
 		"pre-release by version":  {machine: workstation, specifier: ">=2.9.0rc1", best: "fa-2.9.0rc1+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
-		"a toolkit asked for":     {machine: on(func(m *pick.Machine) { m.Toolkit = "cu126" }), best: "fa-2.8.3+cu126.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
+		"a toolkit asked for":     {machine: on(func(m *pick.Target) { m.Toolkit = "cu126" }), best: "fa-2.8.3+cu126.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl"},
 		"only source":             {machine: workstation, files: []*index.File{pickFile("fa-1.0.tar.gz")}, near: "has to be compiled"},
-		"nothing is known":        {machine: pick.Machine{}, best: "fa-2.8.3+rocm6.4.torch2.9-cp313-cp313-win_amd64.whl"},
+		"nothing is known":        {machine: pick.Target{}, best: "fa-2.8.3+rocm6.4.torch2.9-cp313-cp313-win_amd64.whl"},
 		"yanked":                  {machine: workstation, files: []*index.File{pickFile("fa-1.0-py3-none-any.whl", func(f *index.File) { f.Yanked, f.YankedReason = true, "broken" })}, near: "was yanked: broken"},
 		"yanked, but pinned":      {machine: workstation, specifier: "==1.0", files: []*index.File{pickFile("fa-1.0-py3-none-any.whl", func(f *index.File) { f.Yanked = true })}, best: "fa-1.0-py3-none-any.whl"},
 		"Requires-Python":         {machine: workstation, files: []*index.File{pickFile("fa-1.0-py3-none-any.whl", func(f *index.File) { f.RequiresPython = ">=3.13" })}, near: "needs Python >=3.13, this is 3.12.4"},
@@ -144,7 +144,7 @@ func TestPick(t *testing.T) {
 			f.Coordinates = index.Coordinates{Toolkit: "cu128", Torch: []string{"2.8", "2.9"}}
 		})}, best: "fa-1.0-cp312-cp312-linux_x86_64.whl"},
 		"exact architecture":      {machine: workstation, files: []*index.File{pickFile("fa-1.0-cp312-cp312-linux_x86_64.whl", archs("90a"), func(f *index.File) { f.Coordinates.Toolkit = "cu128" })}, best: "fa-1.0-cp312-cp312-linux_x86_64.whl"},
-		"exact architecture, not": {machine: on(func(m *pick.Machine) { m.GPUs = []pick.GPU{{Arch: "12.0"}} }), files: []*index.File{pickFile("fa-1.0-cp312-cp312-linux_x86_64.whl", archs("90a"), func(f *index.File) { f.Coordinates.Toolkit = "cu128" })}, near: "has no code for 12.0"},
+		"exact architecture, not": {machine: on(func(m *pick.Target) { m.GPUs = []pick.GPU{{Arch: "12.0"}} }), files: []*index.File{pickFile("fa-1.0-cp312-cp312-linux_x86_64.whl", archs("90a"), func(f *index.File) { f.Coordinates.Toolkit = "cu128" })}, near: "has no code for 12.0"},
 	}
 	for name, test := range tests {
 		files := test.files
@@ -180,7 +180,7 @@ func TestPick(t *testing.T) {
 }
 
 func TestPickErrors(t *testing.T) {
-	for _, m := range []pick.Machine{
+	for _, m := range []pick.Target{
 		{Python: "x"}, {Python: "3"}, {Torch: "new"}, {OS: "beos"}, {OS: "linux", Glibc: "two"}, {DriverCUDA: "x"},
 	} {
 		if _, err := pick.Rank(flashFiles(), m, pick.Options{}); err == nil {
@@ -195,7 +195,7 @@ func TestPickErrors(t *testing.T) {
 func TestPickProperties(t *testing.T) {
 	files := flashFiles()
 	rapid.Check(t, func(t *rapid.T) {
-		m := on(func(m *pick.Machine) {
+		m := on(func(m *pick.Target) {
 			m.Torch = rapid.SampledFrom([]string{"", "2.8.0+cu126", "2.9.0+cu128", "2.9.0+cpu", "2.10.1+cu130"}).Draw(t, "torch")
 			m.TorchCUDA = ""
 			m.Python = rapid.SampledFrom([]string{"3.9", "3.10", "3.12", "3.13.1"}).Draw(t, "python")
@@ -302,7 +302,7 @@ func TestPickGPU(t *testing.T) {
 		{"90+ptx", "9.0", "fits"},
 		{"nonsense", "9.0", "gpu"},
 	} {
-		machine := on(func(m *pick.Machine) { m.GPUs = []pick.GPU{{Arch: test.gpu}} })
+		machine := on(func(m *pick.Target) { m.GPUs = []pick.GPU{{Arch: test.gpu}} })
 		f := pickFile("fa-1+cu128.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl", archs(strings.Fields(test.archs)...))
 		got, err := pick.Rank([]*index.File{f}, machine, pick.Options{})
 		if err != nil {

@@ -126,7 +126,7 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 	if opts.Compat, err = f.plan.compatTable(); err != nil {
 		return opts, err
 	}
-	opts.Network = networkSettings(ctx, f.indexURL)
+	opts.Network = build.FindNetwork(ctx, f.indexURL, os.Environ())
 	opts.Sandboxes, err = f.sandboxes(a, f.runner, opts.Network)
 	return opts, err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -179,7 +180,7 @@ built with. The source, the virtual environment and everything compiled so far a
 				return err
 			}
 			argv, err := build.Shell(cmd.Context(), flags.stateDir(), job.ID, func(name string) (sandbox.Maker, error) {
-				return flags.sandboxes(a, name, networkSettings(cmd.Context(), flags.indexURL))
+				return flags.sandboxes(a, name, build.FindNetwork(cmd.Context(), flags.indexURL, os.Environ()))
 			})
 			if err != nil {
 				return err

@@ -1,10 +1,8 @@
 package index
 
 import (
-	"archive/tar"
 	"bytes"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -671,62 +669,14 @@ func (c *candidate) take(m *wheel.Metadata) {
 	}
 }
 
-// The most that is unpacked of an sdist to find its PKG-INFO, and the most members.
-const (
-	maxSdistBytes   = 1 << 30
-	maxSdistMembers = 100_000
-)
-
-// readSdist reads the PKG-INFO of the single folder at the top of an sdist. Older archives
-// in other formats are taken as they are.
+// readSdist reads an sdist whole and takes its PKG-INFO.
 func (c *candidate) readSdist(ctx context.Context, r io.ReaderAt, size int64) error {
-	c.display = c.project
-	if !strings.HasSuffix(c.file.Filename, ".tar.gz") {
-		return nil
-	}
-	name, err := wheel.ParseSdistName(c.file.Filename)
+	m, err := wheel.ReadSdist(ctx, r, size, c.file.Filename, wheel.Limits{})
 	if err != nil {
 		return err
 	}
-	gz, err := gzip.NewReader(contextReader{ctx, io.NewSectionReader(r, 0, size)})
-	if err != nil {
-		return fmt.Errorf("not a gzip file: %w", err)
-	}
-	limited := &io.LimitedReader{R: gz, N: min(maxSdistBytes, max(64<<20, 50*size))}
-	archive := tar.NewReader(limited)
-	for range maxSdistMembers {
-		h, err := archive.Next()
-		switch {
-		case errors.Is(err, io.EOF):
-			return errors.New("no PKG-INFO in a folder at the top")
-		case err != nil && limited.N <= 0:
-			return errors.New("unpacks to more than it may")
-		case err != nil:
-			return err
-		}
-		folder, file, ok := strings.Cut(strings.TrimPrefix(h.Name, "./"), "/")
-		if !ok || file != "PKG-INFO" || folder == ".." {
-			continue
-		}
-		if h.Typeflag != tar.TypeReg || h.Size > wheel.MaxMetadataSize {
-			return errors.New("PKG-INFO is not a plain file of reasonable size")
-		}
-		data, err := io.ReadAll(archive)
-		if err != nil {
-			return err
-		}
-		m, err := wheel.ParseMetadata(data)
-		if err != nil {
-			return err
-		}
-		version, err := wheel.ParseVersion(m.Version())
-		if err != nil || wheel.NormalizeName(m.Name()) != name.Name || !version.Equal(name.Version) {
-			return fmt.Errorf("PKG-INFO is of %s %s", m.Name(), m.Version())
-		}
-		c.take(m)
-		return nil
-	}
-	return errors.New("has too many members")
+	c.take(m)
+	return nil
 }
 
 // place puts a file and its metadata into the index, before anything lists it.

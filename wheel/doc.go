@@ -15,6 +15,9 @@
 // stricter, because names become paths, URLs and HTML, the corpus lists the
 // case and the reason.
 //
+// The other half reads archives: [Reader] opens, checks and rewrites wheels (PEP 427), and
+// [ReadSdist] checks source distributions (PEP 625, PEP 721).
+//
 // All parsers take foreign text: they never panic, run in linear time, and
 // return errors that name the text and what is wrong with it. All values are
 // immutable and safe for concurrent use.

@@ -23,9 +23,9 @@ type Job struct {
 	Progress   string `json:"progress"`
 
 	// Values that go into quantization_config exactly as the job has them.
-	bits, headBits, rows, length value
-	dataset                      string
-	lastQuantized                int64 // q_last_module_idx, −1 if absent
+	bits, headBits, rows, length, dataset value
+
+	lastQuantized int64 // q_last_module_idx, −1 if absent
 }
 
 // progressBefore are the states of the converter in which there is nothing to compile yet.
@@ -62,6 +62,9 @@ func parseJob(data []byte, path string) (*Job, Problems) {
 	}
 	// The measurement of a large model is tens of megabytes; it is checked, not kept.
 	root, err := parseJSONMembers(data, func(key string) bool { return used[key] })
+	if err == nil && root.kind != kObject {
+		err = errors.New("want an object")
+	}
 	if err != nil {
 		bad("not a complete job: %v", err)
 		return nil, ps
@@ -116,10 +119,13 @@ func parseJob(data []byte, path string) (*Job, Problems) {
 		job.ShardBytes = int64(limit)
 	}
 
-	job.dataset = "(default)"
+	job.dataset = str("(default)")
 	if v := root.get("cal_dataset"); v != nil && v.kind != kNull {
-		name := text("cal_dataset")
-		job.dataset = name[strings.LastIndexByte(name, '/')+1:]
+		if v.kind != kString {
+			bad("cal_dataset is not a string")
+		} else { // cut from the literal, which keeps what is not UTF-8 in a file name
+			job.dataset = value{kind: kString, literal: `"` + v.literal[max(strings.LastIndexByte(v.literal, '/'), 0)+1:]}
+		}
 	}
 	if v := root.get("q_last_module_idx"); v != nil && v.kind == kInt {
 		if n, err := strconv.ParseInt(v.text, 10, 64); err == nil {
@@ -154,7 +160,7 @@ func (j *Job) quantizationConfig(version string) value {
 		{"calibration", value{kind: kObject, members: []member{
 			{"rows", j.rows},
 			{"length", j.length},
-			{"dataset", str(j.dataset)},
+			{"dataset", j.dataset},
 		}}},
 	}}
 }

@@ -21,7 +21,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"unicode/utf8"
 
 	"github.com/kiln-build/kiln/model/tensor"
 )
@@ -165,11 +164,8 @@ func tooLong(r io.ReaderAt, size int64, length uint64) error {
 }
 
 func parseHeader(text []byte) (*Header, error) {
-	if i := invalidUTF8(text); i >= 0 {
-		return nil, fmt.Errorf("header: byte %d is not UTF-8", i)
-	}
 	h := &Header{byName: map[string]int{}}
-	s := scanner{text: text}
+	s := newScanner(text)
 	seenMetadata := false
 	s.document(func(name string) {
 		if name == metadataKey {
@@ -294,19 +290,4 @@ func (s *scanner) tensor(name string) Tensor {
 		}
 	}
 	return t
-}
-
-func invalidUTF8(text []byte) int {
-	if utf8.Valid(text) {
-		return -1
-	}
-	rest := text
-	for len(rest) > 0 {
-		r, n := utf8.DecodeRune(rest)
-		if r == utf8.RuneError && n == 1 {
-			break
-		}
-		rest = rest[n:]
-	}
-	return len(text) - len(rest)
 }

@@ -29,11 +29,8 @@ type Index struct {
 // ParseIndex reads the JSON form. Members that it does not know are ignored. A tensor that
 // occurs twice is an error, and so is a file name that leads out of the folder.
 func ParseIndex(text []byte) (*Index, error) {
-	if i := invalidUTF8(text); i >= 0 {
-		return nil, fmt.Errorf("index: byte %d is not UTF-8", i)
-	}
 	var ix Index
-	s := scanner{text: text}
+	s := newScanner(text)
 	s.document(func(key string) {
 		switch key {
 		case "metadata":
@@ -76,17 +73,16 @@ func ParseIndex(text []byte) (*Index, error) {
 
 // totalSize accepts 1e9 and 1000000000.0 too, which some writers produce.
 func (s *scanner) totalSize() int64 {
-	s.space()
-	text, natural := s.number()
+	text, natural := s.number("total_size")
 	if s.err != nil {
 		return 0
 	}
 	if natural {
-		if n, err := strconv.ParseInt(string(text), 10, 64); err == nil {
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 			return n
 		}
 	}
-	f, err := strconv.ParseFloat(string(text), 64)
+	f, err := strconv.ParseFloat(text, 64)
 	if err != nil || f < 0 || f != math.Trunc(f) || f >= math.MaxInt64 {
 		s.fail("total_size %s is not a number of bytes", text)
 		return 0

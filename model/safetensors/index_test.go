@@ -78,7 +78,7 @@ func TestParseIndex(t *testing.T) {
 		{`{"metadata":{}}`, nil, `index: weight_map is missing`},
 		{`{"weight_map":{"a":"f","a":"g"}}`, nil, `index: tensor "a" occurs more than once`},
 		{`{"weight_map":{},"weight_map":{}}`, nil, `index: weight_map occurs more than once`},
-		{`{"weight_map":{"a":1}}`, nil, `index: byte 19: file of tensor "a": a string is expected, not '1'`},
+		{`{"weight_map":{"a":1}}`, nil, `index: byte 18: file of tensor "a" must be a string, not number`},
 		{`{"weight_map":{"a":"/etc/passwd"}}`, nil, `index: tensor "a": "/etc/passwd" is not a file in the model's folder`},
 		{`{"weight_map":{"a":"../f"}}`, nil, `index: tensor "a": "../f" is not a file in the model's folder`},
 		{`{"weight_map":{"a":"c:\\f"}}`, nil, `index: tensor "a": "c:\\f" is not a file in the model's folder`},
@@ -86,8 +86,8 @@ func TestParseIndex(t *testing.T) {
 		{`{"metadata":{"total_size":-1},"weight_map":{}}`, nil, `index: total_size -1 is not a number of bytes`},
 		{`{"metadata":{"total_size":1.5},"weight_map":{}}`, nil, `index: total_size 1.5 is not a number of bytes`},
 		{`{"metadata":{"total_size":1e300},"weight_map":{}}`, nil, `index: total_size 1e300 is not a number of bytes`},
-		{`[]`, nil, `index: byte 0: header must be an object: { expected, not '['`},
-		{"\xff", nil, `index: byte 0 is not UTF-8`},
+		{`[]`, nil, `index: byte 0: header must be an object, not [`},
+		{"\xff", nil, `index: byte 0: invalid character '\xff' at start of value`},
 	}
 	for _, tt := range tests {
 		got, err := safetensors.ParseIndex([]byte(tt.text))

@@ -26,11 +26,11 @@ var compilerNoise = []string{"compile-error", "link-error", "compiler-crash", "h
 func resourceEntries() []entry {
 	return []entry{
 		{
-			id: "worker-lost", title: "The worker vanished during the build", modes: []int{8}, class: ClassLost,
-			cause: "Nothing is known of the end: the machine was restarted, preempted, or lost its network. If memory was near its limit, it was probably that; then the diagnosis is oom.",
+			id: "worker-lost", title: "The worker was lost during the build", modes: []int{8}, class: ClassLost,
+			cause: "The worker stopped reporting: the machine was restarted or preempted, or lost its network. If memory was near its limit, the diagnosis is oom instead.",
 			facts: func(e *Evidence) bool { return e.Lost && !nearLimit(e) },
 			say: func(f *finding) (string, string) {
-				return "The worker gave no sign of life any more" + peakText(f.e) + ".",
+				return "The worker stopped reporting" + peakText(f.e) + ".",
 					"the row is tried again elsewhere and keeps what it had compiled; nothing to do unless it happens again"
 			},
 			hides: compilerNoise,
@@ -91,7 +91,7 @@ func resourceEntries() []entry {
 				if tu := lastSource(e.LogLines); tu != "" {
 					detail += "; it was at work on " + tu
 				}
-				fix := "compile with fewer jobs at a time: MAX_JOBS=1 and NVCC_THREADS=1 are the least"
+				fix := "compile with fewer jobs at a time: MAX_JOBS=1 and NVCC_THREADS=1 need the least memory"
 				if e.Jobs > 1 || e.NVCCThreads > 1 {
 					fix = fmt.Sprintf("compile with fewer jobs at a time: MAX_JOBS=%d NVCC_THREADS=1", max(1, e.Jobs/2))
 				} else if e.Jobs == 1 {
@@ -145,7 +145,7 @@ func resourceEntries() []entry {
 				if f.e.NeedDiskBytes > 0 {
 					d += "; the row needs " + gib(f.e.NeedDiskBytes)
 				}
-				return d + ".", ways("free some space: `du -xh --max-depth=2 . | sort -h | tail` shows what is large", "or let TMPDIR and the work folder be on a larger file system",
+				return d + ".", ways("free some space: `du -xh --max-depth=2 . | sort -h | tail` shows what is large", "or put TMPDIR and the work folder on a larger file system",
 					"inside a small tmpfs, such as /tmp of many containers, give it more with --tmpfs or a mount")
 			},
 			hides: append([]string{"file-access"}, compilerNoise...),
@@ -159,7 +159,7 @@ func resourceEntries() []entry {
 				text("Permission denied", `(?P<what>(?:cannot|can't|could not|unable to|error:|fatal:|mkdir:|cp:|ld:|as:).*Permission denied.*)`),
 			},
 			say: func(f *finding) (string, string) {
-				return "The system refused access" + colon(f.get("what", "")) + ".", ways("let the folder belong to the user who builds", "a package that writes beside its sources has to be built from a copy; a home folder that is read-only needs HOME set")
+				return "The system refused access" + colon(f.get("what", "")) + ".", ways("give the folder to the user who builds", "a package that writes beside its sources has to be built from a copy; a home folder that is read-only needs HOME set")
 			},
 			hides: []string{"python-error", "compile-error"},
 		},
@@ -174,7 +174,7 @@ func resourceEntries() []entry {
 			say: func(f *finding) (string, string) {
 				switch what := f.get("what", ""); what {
 				case "Argument list too long":
-					return "A command line is longer than the system allows, usually that of the linker with all its objects.", "build in a folder with a shorter path, or let the package pass objects in a response file (@file)"
+					return "A command line is longer than the system allows, usually that of the linker with all its objects.", "build in a folder with a shorter path, or make the package pass objects in a response file (@file)"
 				case "File name too long":
 					return "A path is longer than the system allows.", "build in a folder with a shorter path"
 				case "":
@@ -238,8 +238,8 @@ func colon(s string) string {
 func networkEntries() []entry {
 	return []entry{
 		{
-			id: "download-in-build", title: "The build wants to download instead of to compile", modes: []int{23}, class: ClassFault, stages: []string{StageCompile},
-			cause: "Some packages fetch a ready wheel from their release page and hand that back as the result of the build. kiln compiles without network, so that cannot pass unnoticed.",
+			id: "download-in-build", title: "The build downloads instead of compiling", modes: []int{23}, class: ClassFault, stages: []string{StageCompile},
+			cause: "Some packages download a wheel from their release page and use it as the result of the build. kiln compiles without network, so that the download fails.",
 			text: []pattern{
 				text("Guessing wheel URL", `Guessing wheel URL:\s+(?P<url>\S+)`), plain("Precompiled wheel not found"),
 				text("urlopen error", `<urlopen error (?P<why>[^>]*)>`), text("Failed to establish a new connection", `Failed to establish a new connection`),
@@ -259,13 +259,13 @@ func networkEntries() []entry {
 				if u := f.get("url", ""); u != "" {
 					d = "The package's build step looked for a ready wheel at " + u
 				}
-				return d + ".", ways(forceBuild(f.e.LogLines), "what the build needs belongs in its requirements or its source, which are fetched and pinned before")
+				return d + ".", ways(forceBuild(f.e.LogLines), "name what the build needs in its requirements or its source: they are fetched and pinned first")
 			},
 			hides: []string{"network", "python-error", "access-denied"},
 		},
 		{
 			id: "hash-mismatch", title: "A downloaded file is not the one that was pinned", modes: []int{35}, class: ClassNetwork,
-			cause: "The download was damaged, or the file behind the name was replaced: nightly builds of torch are.",
+			cause: "The download was damaged, or the file of that name was replaced, as happens with nightly builds of torch.",
 			text: []pattern{
 				plain("DO NOT MATCH THE HASHES"), text("ash mismatch", `(?i)hash mismatch(?: for (?P<file>\S+))?`), text("sha256 mismatch", `sha256 mismatch`),
 				text("Expected sha", `Expected (?:sha256|md5|sha512) (?P<want>[0-9a-f]+)`), text("Got ", `Got\s+(?P<got>[0-9a-f]{32,})`),
@@ -290,7 +290,7 @@ func networkEntries() []entry {
 				if nightly(f.e) {
 					return d + ". This is a nightly build: the file behind its name was replaced.", "pin the new build, and rebuild every row that used the old one"
 				}
-				return d + ".", ways("it is downloaded again by itself; if that gives the same bytes, the file was replaced", "then find out why before you pin the new hash")
+				return d + ".", ways("kiln downloads it again; if the bytes are the same, the file was replaced", "then find out why before you pin the new hash")
 			},
 			hides: []string{"no-distribution", "dependency-not-found", "python-error"},
 		},
@@ -347,14 +347,14 @@ func networkEntries() []entry {
 				text("toomanyrequests", `toomanyrequests`), text("initializing source", `initializing source (?P<image>\S+):`), text("copying system image", `copying system image from manifest list`),
 			},
 			say: func(f *finding) (string, string) {
-				d := "The container image did not arrive"
+				d := "The container image could not be pulled"
 				if image := cmp.Or(f.e.Image, strings.TrimPrefix(f.get("image", ""), "docker://")); image != "" {
-					d = "The image " + image + " did not arrive"
+					d = "The image " + image + " could not be pulled"
 				}
 				if slices.ContainsFunc(f.lines, func(l string) bool { return strings.Contains(l, "toomanyrequests") }) {
 					return d + ": the registry limits pulls.", ways("log in to the registry: limits are higher for users", "or use a mirror")
 				}
-				return d + ".", ways("it is tried three times by itself", "a mirror or an archive of the image (podman load) helps where the network is slow")
+				return d + ".", ways("kiln tries three times", "a mirror or an archive of the image (podman load) helps where the network is slow")
 			},
 			hides: []string{"network"},
 		},
@@ -634,7 +634,7 @@ func dependencyEntries() []entry {
 		},
 		{
 			id: "patch-failed", title: "A patch did not apply", modes: []int{26}, class: ClassFault,
-			cause: "The source has changed where the patch wants to change it. A patch that changes nothing is an error: it would be missing silently.",
+			cause: "The source differs from the one that the patch was made for. A patch that changes nothing is an error too: its change would be missing without notice.",
 			text: []pattern{
 				text("FAILED", `Hunk #\d+ FAILED at (?P<line>\d+)`), text("patch failed:", `error: patch failed: (?P<file>[^:]+)`), text("patch does not apply", `error: (?P<file>[^:]+): patch does not apply`),
 				text("can't find file to patch", `can't find file to patch`), text("changed 0 places", `changed 0 places`), text("corrupt patch", `corrupt patch at line \d+`),

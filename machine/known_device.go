@@ -99,7 +99,7 @@ func deviceEntries() []entry {
 		},
 		{
 			id: "no-device", title: "No GPU can be seen", class: ClassFault,
-			cause: "The driver's library is there, a GPU is not: a container without access to it, or CUDA_VISIBLE_DEVICES.",
+			cause: "The driver's library is installed and no GPU is visible: the container has no access to one, or CUDA_VISIBLE_DEVICES hides it.",
 			text: []pattern{
 				text("no CUDA-capable device is detected", `no CUDA-capable device is detected`), plain("CUDA_ERROR_NO_DEVICE"), plain("No CUDA GPUs are available"), plain("Found no NVIDIA driver on your system"),
 				plain("couldn't communicate with the NVIDIA driver"), text("No HIP GPUs are available", `No HIP GPUs are available`),

@@ -184,7 +184,7 @@ func importEntries() []entry {
 		},
 		{
 			id: "compile-at-import", title: "The package compiles itself at import", modes: []int{3}, class: ClassFault, stages: []string{StageTest}, warns: true,
-			cause: "The wheel has no compiled module, and the package builds one on first use. The test has to fail: users would wait for a compiler they do not have.",
+			cause: "The wheel has no compiled module, and the package builds one on first use. The test fails for that reason: users may have no compiler.",
 			text:  []pattern{text("Building extension module", `Building extension module (?P<module>\w+)`), text("Emitting ninja build file", `Emitting ninja build file`), text("Loading extension module", `Loading extension module (?P<module>\w+)`), text("as PyTorch extensions root", `as PyTorch extensions root`)},
 			facts: func(e *Evidence) bool {
 				return e.Stage == StageTest && (strings.HasPrefix(e.ModuleFile, "/") || strings.HasPrefix(e.ModuleFile, ".."))
@@ -229,7 +229,7 @@ func importEntries() []entry {
 			say: func(f *finding) (string, string) {
 				m := topModule(f.get("module", ""))
 				if m == "" {
-					return "The package imports a module that is not installed.", "install it, and let the package's metadata name it"
+					return "The package imports a module that is not installed.", "install it, and add it to the package's metadata"
 				}
 				req := moduleRequirement(m, f.e.WheelRequires)
 				d := fmt.Sprintf("The import needs %s.", f.get("module", ""))
@@ -238,7 +238,7 @@ func importEntries() []entry {
 						line := requireLine(req, f.e.WheelRequires)
 						return d + " The wheel names it (Requires-Dist: " + line + "), so it was not installed, or only with an extra.", "install the wheel with its dependencies, or add " + req + " to the test's requirements"
 					}
-					return d + " The wheel's metadata does not name it.", ways("let the package declare it: Requires-Dist: "+req, "or add "+req+" to the test's requirements, if only the test needs it")
+					return d + " The wheel's metadata does not name it.", ways("declare it in the package: Requires-Dist: "+req, "or add "+req+" to the test's requirements, if only the test needs it")
 				}
 				return d, "python -m pip install " + req
 			},

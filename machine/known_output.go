@@ -24,7 +24,7 @@ func outputEntries() []entry {
 	return []entry{
 		{
 			id: "version-not-found", title: "The version of the package could not be read", modes: []int{24}, class: ClassFault,
-			cause: "The file has no line of the expected form. Building on would give wheels of the version \"None\" that nobody can publish.",
+			cause: "The file has no line of the expected form. The build would give wheels of the version \"None\".",
 			text:  []pattern{text("version", `no version (?:matches|found) in (?P<file>\S+)`), text("Invalid version", `(?:InvalidVersion|packaging\.version\.InvalidVersion): Invalid version: '(?P<version>[^']*)'`), text("setuptools-scm was unable", `setuptools-scm was unable to detect version`), text("Unable to determine package version", `Unable to determine package version`)},
 			facts: func(e *Evidence) bool {
 				return e.VersionWanted == "None" || e.VersionFound == "None" || e.Stage == StageCollect && e.VersionFound == "0.0.0" && e.VersionWanted != "" && e.VersionWanted != "0.0.0"
@@ -41,7 +41,7 @@ func outputEntries() []entry {
 			hides: []string{"wrong-version", "python-error"},
 		},
 		{
-			id: "no-wheel", title: "The build ended well and left no wheel", modes: []int{22}, class: ClassFault, stages: []string{StageCollect},
+			id: "no-wheel", title: "The build succeeded and left no wheel", modes: []int{22}, class: ClassFault, stages: []string{StageCollect},
 			cause: "The builder wrote it elsewhere, or built only an sdist.",
 			facts: func(e *Evidence) bool {
 				return e.Stage == StageCollect && len(e.WantOutputs) > 0 && e.Outputs != nil && len(wheels(e)) == 0 && strings.HasSuffix(e.WantOutputs[0], ".whl")
@@ -52,7 +52,7 @@ func outputEntries() []entry {
 		},
 		{
 			id: "several-wheels", title: "The build left several wheels", modes: []int{22}, class: ClassFault, stages: []string{StageCollect},
-			cause: "Wheels of dependencies landed in the output; taking the first would publish somebody else's package.",
+			cause: "Wheels of dependencies are in the output folder, and the first one may be of another project.",
 			facts: func(e *Evidence) bool {
 				return e.Stage == StageCollect && len(wheels(e)) > max(1, len(slices.DeleteFunc(slices.Clone(e.WantOutputs), func(n string) bool { return !strings.HasSuffix(n, ".whl") })))
 			},
@@ -77,7 +77,7 @@ func outputEntries() []entry {
 		},
 		{
 			id: "not-built", title: "The wheel was downloaded, not built", modes: []int{23}, class: ClassFault, stages: []string{StageCompile, StageCollect}, warns: true,
-			cause: "The package's build step fetched a ready wheel. It was built by somebody else, for a torch and an ABI that nobody checked.",
+			cause: "The package's build step fetched a ready wheel. It was built elsewhere, for a torch and an ABI that are not known.",
 			text:  []pattern{text("Raw wheel path", `Raw wheel path (?P<path>\S+)`), text("Guessing wheel URL", `Guessing wheel URL:\s+(?P<url>\S+)`)},
 			facts: func(e *Evidence) bool {
 				return e.Native && e.CompileCalls < 0 && len(wheels(e)) > 0
@@ -107,7 +107,7 @@ func outputEntries() []entry {
 				return otherVersion(e.VersionFound, e.VersionWanted)
 			},
 			say: func(f *finding) (string, string) {
-				return fmt.Sprintf("The metadata says %s, the row %s.", f.e.VersionFound, f.e.VersionWanted), ways("let the row's ref be the tag of the version", "or correct the version in packages.yml")
+				return fmt.Sprintf("The metadata says %s, the row %s.", f.e.VersionFound, f.e.VersionWanted), ways("set the row's ref to the tag of the version", "or correct the version in packages.yml")
 			},
 			hides: []string{"wrong-name"},
 		},
@@ -244,7 +244,7 @@ func genericEntries() []entry {
 	return []entry{
 		{
 			id: "link-error", title: "The linker failed", class: ClassFault, generic: true, stages: []string{StageCompile, StageImport},
-			cause: "A function is used and nowhere defined, or defined twice.",
+			cause: "A function is used and not defined, or defined twice.",
 			text: []pattern{
 				text("undefined reference to", "undefined reference to [`'](?P<symbol>[^`']+)'"), text("multiple definition of", "multiple definition of [`'](?P<symbol>[^`']+)'"), text("LNK2001", `LNK20(?:01|05|19): (?P<symbol>.*)`), text("LNK2019", `LNK2019: (?P<symbol>.*)`),
 				text("nvlink error", `nvlink error\s*: (?P<symbol>.*)`),
@@ -306,7 +306,7 @@ func genericEntries() []entry {
 			cause: "The module was loaded and did something unexpected.",
 			text:  []pattern{text("Error", `^(?P<type>(?:[A-Za-z_][\w.]*\.)?AssertionError)(?:: (?P<msg>.*))?$`), text("FAILED", `^FAILED (?P<msg>.*)`)},
 			say: func(f *finding) (string, string) {
-				return "The test's own check failed" + colon(f.get("msg", "")) + ".", "run it in the kept environment and look"
+				return "The test's own check failed" + colon(f.get("msg", "")) + ".", "run it in the environment that was kept: kiln shell ROW"
 			},
 		},
 		{
@@ -326,7 +326,7 @@ func genericEntries() []entry {
 		},
 		{
 			id: "killed-by-signal", title: "The command was ended by a signal", class: ClassFault, generic: true,
-			cause: "The program crashed, or somebody ended it.",
+			cause: "The program crashed, or another program ended it.",
 			facts: func(e *Evidence) bool { return e.Signal != "" || e.ExitCode > 128 && e.ExitCode < 160 },
 			say: func(f *finding) (string, string) {
 				s := f.e.Signal

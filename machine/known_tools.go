@@ -145,7 +145,7 @@ func toolEntries() []entry {
 		},
 		{
 			id: "arch-unset", title: "No GPU is visible and no arch list is set", modes: []int{14}, class: ClassFault,
-			cause: "PyTorch's builder asks the GPUs of the building machine what to compile for; without one and without a list it stumbles over its own empty list.",
+			cause: "PyTorch's builder asks the GPUs of the building machine what to compile for; without one and without a list it fails on an empty list.",
 			text: []pattern{
 				text("IndexError: list index out of range", `IndexError: list index out of range`), text("max() arg is an empty sequence", `max\(\) arg is an empty sequence|max\(\) iterable argument is empty`),
 			},
@@ -287,7 +287,7 @@ func toolEntries() []entry {
 				case "cicc", "cudafe++", "ptxas", "fatbinary":
 					return "nvcc did not find its own part " + cxx + ": the toolkit is incomplete.", ways(f.installCUDA(), "with nvcc from PyPI: install nvidia-cuda-nvcc, nvidia-nvvm, nvidia-cuda-crt and nvidia-cuda-cccl of the same version")
 				case "cc1plus":
-					return "gcc is there, its C++ part is not.", f.install("c++")
+					return "gcc is installed, its C++ compiler is not.", f.install("c++")
 				default:
 					return "The build called " + cmp.Or(cxx, "a C++ compiler") + ", which is not on PATH.", f.install("c++")
 				}
@@ -302,7 +302,7 @@ func toolEntries() []entry {
 				return e.in(StagePreflight, StageCompile) && e.Stage != "" && slices.Contains(e.ToolsMissing, "python-headers")
 			},
 			say: func(f *finding) (string, string) {
-				return "Python.h was not found" + forPython(f.e.Python) + ".", ways(f.install("python-headers"), "or build with the interpreter that has its headers")
+				return "Python.h was not found" + forPython(f.e.Python) + ".", ways(f.install("python-headers"), "or build with an interpreter that has its headers")
 			},
 			hides: []string{"compile-error", "header-missing"},
 		},
@@ -325,7 +325,7 @@ func toolEntries() []entry {
 				if f.get("flag", "") != "" {
 					return "The compiler does not know " + f.get("flag", "") + ".", ways("use a newer compiler: gcc 9 knows C++17, gcc 11 C++20", f.install("c++"))
 				}
-				return "torch's headers want C++" + std + ", and the package compiles for an older standard.", ways("drop -std from the package's own flags: PyTorch's builder sets the right one", "or use a torch of the package's time")
+				return "torch's headers want C++" + std + ", and the package compiles for an older standard.", ways("drop -std from the package's own flags: PyTorch's builder sets the right one", "or use a torch that was current when the package was released")
 			},
 			hides: []string{"compile-error"},
 		},
@@ -371,7 +371,7 @@ func toolEntries() []entry {
 			},
 			stages: []string{StageCompile},
 			say: func(f *finding) (string, string) {
-				return "The compiler ended in the middle of its work" + colon(f.get("what", "")) + ".", ways("try another version of the compiler, or a lower optimization for the file it happens in", "if it happens in another file each time, check the machine's memory")
+				return "The compiler crashed" + colon(f.get("what", "")) + ".", ways("try another version of the compiler, or a lower optimization for the file it happens in", "if it happens in another file each time, check the machine's memory")
 			},
 			hides: []string{"compile-error"},
 		},

@@ -29,7 +29,7 @@ var classes = map[machine.Class]string{
 	machine.ClassFault:   "not tried again: it would fail in the same way",
 	machine.ClassNetwork: "tried again after a while, up to three times",
 	machine.ClassMemory:  "tried again with fewer jobs",
-	machine.ClassTime:    "goes on from what is compiled",
+	machine.ClassTime:    "continued from what is compiled",
 	machine.ClassDisk:    "tried again after cleaning",
 	machine.ClassLost:    "tried again elsewhere",
 }
@@ -42,8 +42,8 @@ func manual() []byte {
 
 What kiln recognizes when a build, a test or an import fails: in ` + "`kiln build`" + `, and in any text given to
 ` + "`kiln doctor --explain`" + `. The ids are stable. The patterns are regular expressions on single lines of the log; what
-kiln knows of the machine and of the row confirms them or rules them out. The texts of kiln name the versions, files and
-commands of the case and of the system; here they are without.
+kiln knows of the machine and of the row confirms them or rules them out. The texts that kiln prints name the
+versions, files and commands of the case; this page leaves them out.
 
 A diagnosis is *certain* if a fact confirms it or the kernel says so, *likely* if a text says so and no fact contradicts,
 and *possible* if other causes would look the same.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -44,7 +45,7 @@ func (a *attempt) collect(ctx context.Context) error {
 				return err
 			}
 		}
-		sum, size, err := hashFile(file)
+		sum, size, err := fsx.SHA256(file)
 		if err != nil {
 			return err
 		}

@@ -1,16 +1,13 @@
 package build
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // intact returns an error if a file in dist/ is not what was recorded.
@@ -19,7 +16,7 @@ func (o *Options) intact(files []record.File) error {
 		return errors.New("no files are recorded")
 	}
 	for _, f := range files {
-		sum, size, err := hashFile(filepath.Join(o.DistDir, f.Name))
+		sum, size, err := fsx.SHA256(filepath.Join(o.DistDir, f.Name))
 		if err != nil {
 			return err
 		}
@@ -39,15 +36,4 @@ func (o *Options) made(name, sum string) bool {
 		}
 	}
 	return false
-}
-
-func hashFile(path string) (sum string, size int64, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", 0, err
-	}
-	defer f.Close()
-	h := sha256.New()
-	size, err = io.Copy(h, f)
-	return hex.EncodeToString(h.Sum(nil)), size, err
 }

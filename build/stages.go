@@ -158,7 +158,7 @@ func (a *attempt) store(context.Context) error {
 // make: an older result of the same name is moved aside, a stranger is an error.
 func (o *Options) place(path string, file record.File) error {
 	to := filepath.Join(o.DistDir, file.Name)
-	sum, size, err := hashFile(to)
+	sum, size, err := fsx.SHA256(to)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 	case err != nil:

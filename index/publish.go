@@ -762,16 +762,11 @@ func mkdirDurable(root, dir string) error {
 }
 
 func digestFile(path string) (Digest, error) {
-	f, err := os.Open(path)
+	sum, _, err := fsx.SHA256(path)
 	if err != nil {
 		return Digest{}, err
 	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return Digest{}, err
-	}
-	return Digest(h.Sum(nil)), nil
+	return ParseDigest(sum)
 }
 
 // Yank marks the matching files of a project as not to be taken by new installs, or with undo

@@ -311,7 +311,7 @@ func (b *builder) headers(began time.Time) ([]Header, error) {
 	}
 	for _, in := range b.plan.inputs {
 		if name, ok := strings.CutPrefix(in.Name, "source "); ok {
-			if sum, err := fileDigest(b.spec.path(name)); err != nil || sum != in.Value {
+			if sum, _, err := fsx.SHA256(b.spec.path(name)); err != nil || sum != in.Value {
 				return nil, fmt.Errorf("%s: %w", name, errChanged)
 			}
 		}
@@ -325,7 +325,7 @@ func (b *builder) headers(began time.Time) ([]Header, error) {
 }
 
 func (b *builder) digest(f string, digests map[string]string) (string, error) {
-	sum, err := fileDigest(f)
+	sum, _, err := fsx.SHA256(f)
 	if err == nil {
 		digests[f] = sum
 	}
@@ -338,7 +338,7 @@ func (b *builder) publish(base, module string, headers []Header, wall time.Durat
 	if err != nil {
 		return Entry{}, err
 	}
-	sum, err := fileDigest(module)
+	sum, _, err := fsx.SHA256(module)
 	if err != nil {
 		return Entry{}, err
 	}

@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/machine"
 )
 
@@ -74,20 +75,6 @@ func (in Inputs) Compare(now Inputs) []Change {
 	return out
 }
 
-// fileDigest is the SHA-256 of a file.
-func fileDigest(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
-}
-
 // maxHashed is the largest program or library that is read whole to know it.
 const maxHashed = 64 << 20
 
@@ -103,7 +90,7 @@ func identify(path string) string {
 		return "missing"
 	}
 	if info.Size() <= maxHashed {
-		if sum, err := fileDigest(real); err == nil {
+		if sum, _, err := fsx.SHA256(real); err == nil {
 			return "sha256:" + sum
 		}
 	}
@@ -144,7 +131,7 @@ func torchIdentity(m *machine.Machine) (inputs Inputs, files []string) {
 	slices.Sort(records)
 	for _, r := range records {
 		files = append(files, r)
-		if sum, err := fileDigest(r); err == nil {
+		if sum, _, err := fsx.SHA256(r); err == nil {
 			inputs = append(inputs, Input{"torch files " + filepath.Base(filepath.Dir(r)), sum})
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/machine"
 )
 
@@ -547,7 +548,7 @@ func (p *planner) identify() error {
 	}
 	add("link flags", strings.Join(p.normal(p.link[1:]), " "))
 	for _, u := range p.units {
-		sum, err := fileDigest(s.path(u.source))
+		sum, _, err := fsx.SHA256(s.path(u.source))
 		if err != nil {
 			return fmt.Errorf("source %s: %w", u.source, reason(err))
 		}

@@ -124,7 +124,7 @@ func (l *loader) reject(file string, list ...machine.Diagnosis) {
 
 // accept audits a module, then loads it. What was found out is remembered by content.
 func (l *loader) accept(ctx context.Context, file, module string) (bool, error) {
-	sum, err := fileDigest(file)
+	sum, _, err := fsx.SHA256(file)
 	if err != nil {
 		return false, err
 	}
@@ -385,7 +385,7 @@ func (l *loader) unpack(ctx context.Context, file string) (string, error) {
 	if member == "" {
 		return "", nil
 	}
-	sum, err := fileDigest(file)
+	sum, _, err := fsx.SHA256(file)
 	if err != nil {
 		return "", err
 	}

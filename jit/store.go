@@ -240,7 +240,7 @@ func (s *Store) find(name, base string, where places, digests map[string]string)
 func digestOf(path string, digests map[string]string) string {
 	sum, ok := digests[path]
 	if !ok {
-		sum, _ = fileDigest(path)
+		sum, _, _ = fsx.SHA256(path)
 		digests[path] = sum
 	}
 	return sum
@@ -252,7 +252,7 @@ func (e Entry) intact() bool {
 	if err != nil || info.Size() != e.Size {
 		return false
 	}
-	sum, err := fileDigest(e.Path())
+	sum, _, err := fsx.SHA256(e.Path())
 	return err == nil && sum == e.SHA256
 }
 

@@ -194,7 +194,7 @@ func (t *dirTarget) Upload(ctx context.Context, tag string, f LocalFile, progres
 	if err != nil {
 		return RemoteFile{}, err
 	}
-	sum, size, err := hashFile(path)
+	sum, size, err := fsx.SHA256(path)
 	switch {
 	case err == nil && sum == f.SHA256 && size == f.Size:
 		return t.Stat(ctx, tag, f.Name)

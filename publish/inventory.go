@@ -18,6 +18,7 @@ import (
 
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -198,7 +199,7 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 	var units []Unit
 	for _, f := range built.Files {
 		path := filepath.Join(dist, f.Name)
-		sum, size, err := hashFile(path)
+		sum, size, err := fsx.SHA256(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return end(RowMissing, "%s is gone", f.Name)
@@ -260,15 +261,4 @@ func readMetadata(path string) ([]byte, error) {
 	}
 	defer f.Close()
 	return io.ReadAll(f)
-}
-
-func hashFile(path string) (sum string, size int64, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", 0, err
-	}
-	defer f.Close()
-	h := sha256.New()
-	size, err = io.Copy(h, f)
-	return hex.EncodeToString(h.Sum(nil)), size, err
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -417,7 +418,7 @@ type VerifyOptions struct {
 func Verify(ctx context.Context, path string, opts VerifyOptions) (*Verdict, error) {
 	v := &Verdict{File: filepath.Base(path), Problems: []string{}}
 	var err error
-	if v.SHA256, v.Size, err = hashFile(path); err != nil {
+	if v.SHA256, v.Size, err = fsx.SHA256(path); err != nil {
 		return nil, err
 	}
 	bad := func(format string, args ...any) { v.Problems = append(v.Problems, fmt.Sprintf(format, args...)) }

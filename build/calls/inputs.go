@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"io"
 	"os"
 	"path"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/internal/depfile"
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // Inputs is what the calls of a row read, so that the keys of two rows can be compared when the files are gone.
@@ -110,16 +110,11 @@ func (in *Inputs) key(u *Unit) string {
 
 // digestFile returns half a SHA-256, "" for a file that is gone.
 func digestFile(path string) string {
-	f, err := os.Open(path)
+	sum, _, err := fsx.SHA256(path)
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return ""
-	}
-	return hex.EncodeToString(h.Sum(nil)[:16])
+	return sum[:32]
 }
 
 // ReadInputs reads what [Collect] found.

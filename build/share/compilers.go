@@ -20,6 +20,7 @@ import (
 
 	"github.com/kiln-build/kiln/build/launcher"
 	"github.com/kiln-build/kiln/internal/depfile"
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // CompilerOptions says where [FindCompilers] looks and what it makes. Paths are as seen where the compilers run.
@@ -187,16 +188,9 @@ func (s *compilerSearch) add(h io.Writer, path string) error {
 	}
 	sum, ok := s.sums[real]
 	if !ok {
-		f, err := os.Open(real)
-		if err != nil {
+		if sum, _, err = fsx.SHA256(real); err != nil {
 			return err
 		}
-		defer f.Close()
-		d := sha256.New()
-		if _, err := io.Copy(d, f); err != nil {
-			return err
-		}
-		sum = hex.EncodeToString(d.Sum(nil))
 		s.sums[real] = sum
 	}
 	fmt.Fprintf(h, "%s %s\n", filepath.Base(path), sum)

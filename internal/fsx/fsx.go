@@ -11,6 +11,7 @@ package fsx
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -110,6 +111,20 @@ func StartWriteback(f *os.File, off, n int64) {
 	if n > 0 {
 		startWriteback(f, off, n)
 	}
+}
+
+// SHA256 returns the SHA-256 of a file, in hexadecimal, and its size.
+func SHA256(path string) (sum string, size int64, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if size, err = io.Copy(h, f); err != nil {
+		return "", 0, err
+	}
+	return hex.EncodeToString(h.Sum(nil)), size, nil
 }
 
 // CopyHash copies src to dst until EOF through buf, which must not be empty, and returns the

@@ -473,3 +473,21 @@ func BenchmarkCopy(b *testing.B) {
 		}
 	})
 }
+
+func TestSHA256(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("abc"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	// The example of FIPS 180-2.
+	const want = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+	if sum, size, err := fsx.SHA256(path); sum != want || size != 3 || err != nil {
+		t.Errorf("%s, %d, %v", sum, size, err)
+	}
+	if _, _, err := fsx.SHA256(path + ".gone"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	if sum, _, err := fsx.SHA256(filepath.Dir(path)); sum != "" || err == nil {
+		t.Errorf("a folder: %q, %v", sum, err)
+	}
+}

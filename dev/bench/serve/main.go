@@ -27,7 +27,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -50,6 +49,7 @@ import (
 
 	"github.com/kiln-build/kiln/dev/internal/measure"
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // The goals.
@@ -450,7 +450,7 @@ func fillDevpi(ctx context.Context, base, wheels string) error {
 	}
 	for _, e := range entries {
 		path := filepath.Join(wheels, e.Name())
-		sum, err := hashFile(path)
+		sum, _, err := fsx.SHA256(path)
 		if err != nil {
 			return err
 		}
@@ -579,7 +579,7 @@ func measureUpload(ctx context.Context, out io.Writer, c config, s *server, base
 	if err := writeWheel(path, uploadSize); err != nil {
 		return err
 	}
-	sum, err := hashFile(path)
+	sum, _, err := fsx.SHA256(path)
 	if err != nil {
 		return err
 	}
@@ -596,17 +596,6 @@ func measureUpload(ctx context.Context, out io.Writer, c config, s *server, base
 		return fmt.Errorf("the upload took %.0f MB of memory, the goal is %.0f MB", (after-before)/1e6, memoryGoal/1e6)
 	}
 	return nil
-}
-
-func hashFile(path string) (string, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer file.Close()
-	h := sha256.New()
-	_, err = io.Copy(h, file)
-	return hex.EncodeToString(h.Sum(nil)), err
 }
 
 // upload sends a file as twine does, without having it in memory.

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -619,7 +620,7 @@ func (c *checker) checkPython(o *object) {
 	switch {
 	case abi3 || o.Python == "abi3":
 		if len(use.unstable) > 0 {
-			c.find(RuleABI3, o.Path, "uses %s outside of the stable ABI: %s", countOf(len(use.unstable), "name"), firstFew(use.unstable, 5)).
+			c.find(RuleABI3, o.Path, "uses %s outside of the stable ABI: %s", units.Count(len(use.unstable), "name"), firstFew(use.unstable, 5)).
 				with(use.unstable...)
 		}
 		if minor := pythonMinor(tag); abi3 && minor > 0 && use.minor > minor {
@@ -675,13 +676,6 @@ func (c *checker) checkLocalVersion() {
 			}
 		}
 	}
-}
-
-func countOf(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // firstFew lists the beginning of a list.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -461,7 +462,7 @@ func (c *checker) reportSymbols(o *object, s *scope) []lookup {
 			demangled(unlinked[0]), home, more(unlinked)).with(unlinked...)
 	}
 	if len(unknown) > 0 {
-		c.find(RuleSymbolUnknown, o.Path, "%s may come from %s: %s", countOf(len(unknown), "symbol"), firstFew(s.unknown, 3), firstFew(unknown, 3)).
+		c.find(RuleSymbolUnknown, o.Path, "%s may come from %s: %s", units.Count(len(unknown), "symbol"), firstFew(s.unknown, 3), firstFew(unknown, 3)).
 			with(unknown...)
 	}
 	return out

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -429,7 +430,7 @@ func (c *checker) source(s *Source) {
 		parseTemplate(s.Ref, nil, &c.list)
 	}
 	if s.SHA256.IsSet() && (len(s.SHA256.Value) != 64 || strings.Trim(strings.ToLower(s.SHA256.Value), "0123456789abcdef") != "") {
-		c.errorf(s.SHA256.place, "source", "write the digits alone", "want 64 hexadecimal digits, got %s", plural(len(s.SHA256.Value), "character"))
+		c.errorf(s.SHA256.place, "source", "write the digits alone", "want 64 hexadecimal digits, got %s", units.Count(len(s.SHA256.Value), "character"))
 	}
 }
 
@@ -705,7 +706,7 @@ func (c *checker) zip(g *group, sets ZipSets) {
 			if values := len(g.axes[i].values); size == 0 {
 				size, first = values, name
 			} else if values != size {
-				c.errorf(name.place, "zip", "", "%q has %s and %q has %d: axes that advance together need equally many", first.Value, plural(size, "value"), name.Value, values)
+				c.errorf(name.place, "zip", "", "%q has %s and %q has %d: axes that advance together need equally many", first.Value, units.Count(size, "value"), name.Value, values)
 			}
 		}
 	}
@@ -954,11 +955,4 @@ func isModule(s string) bool {
 		}
 	}
 	return true
-}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }

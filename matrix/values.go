@@ -3,7 +3,6 @@ package matrix
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // place is where a value stands in packages.yml. Its zero value means that the
@@ -217,7 +217,7 @@ func (s *Size) decodeNode(d *decoder, n *yaml.Node) {
 		return
 	}
 	s.place = d.place(n)
-	bytes, err := ParseSize(text)
+	bytes, err := units.ParseBytes(text)
 	if err != nil || n.Tag != "!!str" {
 		d.errorf(n, "size", `write a number and a unit, such as "4 GiB"`, "%q is not a size", text)
 		return
@@ -333,24 +333,6 @@ func (p PerToolkit[T]) pick(cuda, rocm string) (v T, ok bool) {
 		}
 	}
 	return v, false
-}
-
-// sizePattern is also the pattern of the JSON Schema.
-var sizePattern = regexp.MustCompile(`^[0-9]+(\.[0-9]+)? *(B|[kKMGT]B|[KMGT]iB)$`)
-
-// ParseSize reads a number of bytes with its unit: B, kB, MB, GB, TB (powers of
-// 1000) or KiB, MiB, GiB, TiB (powers of 1024).
-func ParseSize(s string) (int64, error) {
-	number := strings.TrimRight(s, "BKkMGTi ")
-	factor := map[string]float64{
-		"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
-		"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
-	}[strings.TrimSpace(s[len(number):])]
-	v, err := strconv.ParseFloat(number, 64)
-	if !sizePattern.MatchString(s) || err != nil || v*factor < 1 || v*factor > 1<<53 {
-		return 0, fmt.Errorf("size %q: want a number and a unit such as GiB", s)
-	}
-	return int64(v * factor), nil
 }
 
 func quoted(s string) string { return fmt.Sprintf("write %q", s) }

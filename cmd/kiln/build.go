@@ -21,6 +21,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -103,7 +104,7 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 		return opts, err
 	}
 	if f.memory != "" {
-		if opts.MemoryBytes, err = matrix.ParseSize(f.memory); err != nil {
+		if opts.MemoryBytes, err = units.ParseBytes(f.memory); err != nil {
 			return opts, fmt.Errorf("--memory: %w", err)
 		}
 	}
@@ -112,7 +113,7 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 		return opts, fmt.Errorf("--verify-share %d: a number of objects is not negative", f.verifyShare)
 	}
 	if f.cacheSize != "" {
-		if opts.CacheBytes, err = matrix.ParseSize(f.cacheSize); err != nil {
+		if opts.CacheBytes, err = units.ParseBytes(f.cacheSize); err != nil {
 			return opts, fmt.Errorf("--cache-size: %w", err)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
-	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 func (a *app) cacheCommand() *cobra.Command {
@@ -224,7 +224,7 @@ func (a *app) cacheGCCommand(state *string) *cobra.Command {
 			}
 			o := share.CleanOptions{OlderThan: older}
 			if size != "" {
-				n, err := matrix.ParseSize(size)
+				n, err := units.ParseBytes(size)
 				if err != nil {
 					return fmt.Errorf("--max-size: %w", err)
 				}

@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/jit"
 	"github.com/kiln-build/kiln/machine"
-	"github.com/kiln-build/kiln/matrix"
 )
 
 type jitFlags struct {
@@ -368,7 +368,7 @@ func (a *app) jitGC(ctx context.Context, dir, maxSize string, dryRun, asJSON boo
 	if maxSize == "0" {
 		opts.MaxBytes, opts.Keep = -1, -1
 	} else {
-		limit, err := matrix.ParseSize(maxSize)
+		limit, err := units.ParseBytes(maxSize)
 		if err != nil {
 			return fmt.Errorf("--max-size: %w", err)
 		}

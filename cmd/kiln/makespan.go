@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -38,7 +39,7 @@ func (f *clusterFlags) makespan(plan *matrix.Plan, flags *planFlags) (*matrix.Ma
 	c := matrix.Cluster{Nodes: f.nodes, CPUs: f.cpus}
 	if f.memory != "" {
 		var err error
-		if c.MemoryBytes, err = matrix.ParseSize(f.memory); err != nil {
+		if c.MemoryBytes, err = units.ParseBytes(f.memory); err != nil {
 			return nil, fmt.Errorf("--node-memory: %w", err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
-	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/model/exl2"
 )
 
@@ -66,7 +66,7 @@ func (f *compileFlags) plan(ctx context.Context) (*exl2.Plan, error) {
 	case "none":
 		opts.ShardBytes = -1
 	default:
-		size, err := matrix.ParseSize(f.shardSize)
+		size, err := units.ParseBytes(f.shardSize)
 		if err != nil {
 			return nil, fmt.Errorf("--shard-size: %w", err)
 		}

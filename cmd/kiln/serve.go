@@ -21,7 +21,7 @@ import (
 	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/index/web"
 	"github.com/kiln-build/kiln/internal/ui"
-	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // shutdownTime is how long downloads and uploads may go on after the server was told to stop.
@@ -193,7 +193,7 @@ func (a *app) serverOptions(f serveFlags) (opts serve.Options, closeLog func(), 
 		if size.text == "" {
 			continue
 		}
-		if *size.to, err = matrix.ParseSize(size.text); err != nil {
+		if *size.to, err = units.ParseBytes(size.text); err != nil {
 			return opts, closeLog, fmt.Errorf("--%s: %w", size.flag, err)
 		}
 	}

@@ -28,7 +28,7 @@ import (
 	"github.com/kiln-build/kiln/engine/slurm"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // slurmFile is where an administrator says once how kiln uses the cluster.
@@ -137,7 +137,7 @@ func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (
 	// What one row may use: kiln's flags, then the site's settings, then what a node has.
 	opts.CPU = cmp.Or(f.cpus, config.CPUs, min(slurmCPUs, max(1, site.CPUs)))
 	if opts.MemoryBytes == 0 && config.Memory != "" {
-		if opts.MemoryBytes, err = matrix.ParseSize(config.Memory); err != nil {
+		if opts.MemoryBytes, err = units.ParseBytes(config.Memory); err != nil {
 			return opts, fmt.Errorf("memory of the Slurm settings: %w", err)
 		}
 	}

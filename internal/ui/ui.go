@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/term"
+
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // Terminal says what an output can show.
@@ -105,20 +107,6 @@ func cut(s string, width int) string {
 	return string([]rune(s)[:max(width-1, 0)]) + "…"
 }
 
-// Bytes writes a size with a binary unit: 1.4 GiB.
-func Bytes(n int64) string {
-	const units = "KMGTPE"
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, u := float64(n)/1024, 0
-	for v >= 1023.95 && u < len(units)-1 {
-		v /= 1024
-		u++
-	}
-	return fmt.Sprintf("%.1f %ciB", v, units[u])
-}
-
 // Duration writes a time span in its two largest units: 2h 5m, 48s, 320ms.
 func Duration(d time.Duration) string {
 	switch {
@@ -134,23 +122,11 @@ func Duration(d time.Duration) string {
 	return fmt.Sprintf("%dd %dh", int(d.Hours())/24, int(d.Hours())%24)
 }
 
-// Count writes a number with its noun: 1 row, 88 rows, 4,089 calls.
-func Count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return Number(n) + " " + noun + "s"
-}
+// Bytes is [units.Bytes].
+func Bytes(n int64) string { return units.Bytes(n) }
 
-// Number writes a number with commas between thousands.
-func Number(n int) string {
-	s := fmt.Sprint(n)
-	start := 0
-	if n < 0 {
-		start = 1
-	}
-	for i := len(s) - 3; i > start; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
-}
+// Count is [units.Count].
+func Count(n int, noun string) string { return units.Count(n, noun) }
+
+// Number is [units.Number].
+func Number(n int) string { return units.Number(n) }

@@ -36,7 +36,7 @@ import (
 
 	"github.com/kiln-build/kiln/dev/internal/measure"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/model/safetensors"
 	"github.com/kiln-build/kiln/model/tensor"
 )
@@ -71,7 +71,7 @@ func main() {
 }
 
 func run(ctx context.Context, w io.Writer, size, dir string, runs int, kiln, python string, keep bool) (err error) {
-	want, err := matrix.ParseSize(size)
+	want, err := units.ParseBytes(size)
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,7 @@
 package main
 
+import "github.com/kiln-build/kiln/internal/units"
+
 // This file holds what the types of document.go do not say: how a value is spelled,
 // what is taken where a key is left out, and what the parts are called. Spellings
 // repeat checks of package matrix and must never be stricter: the tests hold random
@@ -108,7 +110,7 @@ var spellings = map[string]spelling{
 	"size": {
 		words: "size", plural: "sizes",
 		describe: "A number and a unit: B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024).",
-		from:     "sizePattern",
+		pattern:  units.SizePattern,
 	},
 	"duration": {
 		words: "time span", plural: "time spans",

@@ -3,7 +3,6 @@ package index
 import (
 	"bytes"
 	"cmp"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,11 +56,7 @@ type fileLine struct {
 	UploadTime     string  `json:"upload-time,omitempty"`
 	Yanked         *string `json:"yanked,omitempty"`
 	Provenance     string  `json:"provenance,omitempty"`
-	fileLineEnd
-}
 
-// fileLineEnd is the part of it that few files have.
-type fileLineEnd struct {
 	Built   Coordinates   `json:"built,omitzero"`
 	Arch    []string      `json:"arch,omitempty"`
 	Audit   []AuditResult `json:"audit,omitempty"`
@@ -86,54 +81,29 @@ func appendBlock(dst []byte, p *Project) ([]byte, error) {
 	if err := enc.Encode(head); err != nil {
 		return nil, err
 	}
-	dst = buf.Bytes()
 	for i := range p.Files {
-		var err error
-		if dst, err = appendFileLine(dst, &p.Files[i]); err != nil {
+		if err := enc.Encode(newFileLine(&p.Files[i])); err != nil {
 			return nil, err
 		}
 	}
+	dst = buf.Bytes()
 	sum := crc32.Checksum(dst[start:], castagnoli)
 	return fmt.Appendf(dst, blockEnd+"%q,\"crc32c\":\"%08x\"}\n", p.Name, sum), nil
 }
 
-// appendFileLine appends the JSON of a fileLine, several times faster than encoding/json.
-func appendFileLine(dst []byte, f *File) ([]byte, error) {
-	text := func(key, value string) {
-		if value != "" {
-			dst = appendJSONString(append(dst, key...), value)
-		}
+// newFileLine returns the line of a file.
+func newFileLine(f *File) fileLine {
+	l := fileLine{
+		Filename: f.Filename, Base: f.Base, SHA256: f.SHA256, Size: f.Size, Metadata: f.Metadata, RequiresPython: f.RequiresPython,
+		Provenance: f.Provenance, Built: f.Coordinates, Arch: f.Arch, Audit: f.Audit, Variant: f.Variant,
 	}
-	dst = append(dst, `{"filename":`...)
-	dst = appendJSONString(dst, f.Filename)
-	text(`,"base":`, f.Base)
-	dst = append(dst, `,"sha256":"`...)
-	dst = hex.AppendEncode(dst, f.SHA256[:])
-	dst = append(dst, `","size":`...)
-	dst = strconv.AppendInt(dst, f.Size, 10)
-	if !f.Metadata.IsZero() {
-		dst = append(dst, `,"metadata":"`...)
-		dst = hex.AppendEncode(dst, f.Metadata[:])
-		dst = append(dst, '"')
-	}
-	text(`,"requires-python":`, f.RequiresPython)
 	if !f.UploadTime.IsZero() {
-		dst = append(dst, `,"upload-time":"`...)
-		dst = appendTime(dst, f.UploadTime)
-		dst = append(dst, '"')
+		l.UploadTime = f.UploadTime.UTC().Format(timeFormat)
 	}
 	if f.Yanked {
-		dst = appendJSONString(append(dst, `,"yanked":`...), f.YankedReason)
+		l.Yanked = &f.YankedReason
 	}
-	text(`,"provenance":`, f.Provenance)
-	if !f.Coordinates.IsZero() || len(f.Arch) > 0 || len(f.Audit) > 0 || f.Variant != nil {
-		rest, err := json.Marshal(fileLineEnd{f.Coordinates, f.Arch, f.Audit, f.Variant})
-		if err != nil {
-			return nil, err
-		}
-		dst = append(append(dst, ','), rest[1:len(rest)-1]...)
-	}
-	return append(dst, "}\n"...), nil
+	return l
 }
 
 // cutBlock splits the first block off data and returns its length. It is not ok if there
@@ -236,9 +206,6 @@ func parseBlock(block []byte, in interner) (*Project, error) {
 }
 
 func parseFileLine(line []byte, in interner) (File, error) {
-	if f, ok := scanFileLine(line, in); ok {
-		return f, nil
-	}
 	var l fileLine
 	if err := json.Unmarshal(line, &l); err != nil {
 		return File{}, err
@@ -246,6 +213,12 @@ func parseFileLine(line []byte, in interner) (File, error) {
 	f := File{
 		Filename: l.Filename, Base: in.get(l.Base), SHA256: l.SHA256, Size: l.Size, Metadata: l.Metadata,
 		RequiresPython: in.get(l.RequiresPython), Provenance: l.Provenance, Coordinates: l.Built, Arch: l.Arch, Audit: l.Audit, Variant: l.Variant,
+	}
+	for i, a := range f.Arch {
+		f.Arch[i] = in.get(a)
+	}
+	for i, r := range f.Audit {
+		f.Audit[i] = AuditResult{in.get(r.Check), in.get(r.Result), in.get(r.Detail)}
 	}
 	if l.Yanked != nil {
 		f.Yanked, f.YankedReason = true, *l.Yanked
@@ -258,124 +231,6 @@ func parseFileLine(line []byte, in interner) (File, error) {
 		f.UploadTime = t
 	}
 	return f, nil
-}
-
-// scanFileLine reads a line of the form that appendBlock gives to ordinary files, several
-// times faster than encoding/json. Anything else it leaves to that.
-func scanFileLine(line []byte, in interner) (f File, ok bool) {
-	if bytes.IndexByte(line, '\\') >= 0 {
-		return f, false
-	}
-	s := line
-	text := func(key string) (value []byte, found bool) {
-		rest, found := bytes.CutPrefix(s, []byte(key))
-		if !found {
-			return nil, false
-		}
-		value, after, found := bytes.Cut(rest, []byte(`"`))
-		if !found {
-			return nil, false
-		}
-		s = after
-		return value, true
-	}
-	name, found := text(`{"filename":"`)
-	if !found {
-		return f, false
-	}
-	f.Filename = string(name)
-	if v, found := text(`,"base":"`); found {
-		f.Base = in.bytes(v)
-	}
-	v, found := text(`,"sha256":"`)
-	if !found || f.SHA256.UnmarshalText(v) != nil {
-		return f, false
-	}
-	rest, found := bytes.CutPrefix(s, []byte(`,"size":`))
-	if !found {
-		return f, false
-	}
-	n := 0
-	for n < len(rest) && isDigit(rest[n]) {
-		f.Size = f.Size*10 + int64(rest[n]-'0')
-		n++
-	}
-	if n == 0 || n > 18 || n > 1 && rest[0] == '0' {
-		return f, false
-	}
-	s = rest[n:]
-	if v, found := text(`,"metadata":"`); found && f.Metadata.UnmarshalText(v) != nil {
-		return f, false
-	}
-	if v, found := text(`,"requires-python":"`); found {
-		f.RequiresPython = in.bytes(v)
-	}
-	if v, found := text(`,"upload-time":"`); found {
-		t, err := time.Parse(timeFormat, string(v))
-		if err != nil {
-			return f, false
-		}
-		f.UploadTime = t
-	}
-	if rest, found := bytes.CutPrefix(s, []byte(`,"arch":[`)); found {
-		list, after, closed := bytes.Cut(rest, []byte("]"))
-		if !closed || len(list) < 2 || list[0] != '"' || list[len(list)-1] != '"' {
-			return f, false
-		}
-		for a := range bytes.SplitSeq(list[1:len(list)-1], []byte(`","`)) {
-			if bytes.IndexByte(a, '"') >= 0 {
-				return f, false
-			}
-			f.Arch = append(f.Arch, in.bytes(a))
-		}
-		s = after
-	}
-	if rest, found := bytes.CutPrefix(s, []byte(`,"audit":[`)); found {
-		if f.Audit, s, found = scanAudit(rest, in); !found {
-			return f, false
-		}
-	}
-	return f, string(s) == "}"
-}
-
-// scanAudit reads a list of results and returns what follows it.
-func scanAudit(list []byte, in interner) (out []AuditResult, rest []byte, ok bool) {
-	for s := plainJSON(list); ; s.take(',') {
-		var r AuditResult
-		s.take('{')
-		for _, field := range []struct {
-			key   string
-			value *string
-		}{{"check", &r.Check}, {"result", &r.Result}, {"detail", &r.Detail}} {
-			if field.value == &r.Detail && s.next() == '}' {
-				break
-			}
-			if field.value != &r.Check {
-				s.take(',')
-			}
-			if string(s.text()) != field.key {
-				return nil, nil, false
-			}
-			s.take(':')
-			*field.value = in.bytes(s.text())
-		}
-		s.take('}')
-		if s == nil {
-			return nil, nil, false
-		}
-		out = append(out, r)
-		if s.next() == ']' {
-			return out, s[1:], true
-		}
-	}
-}
-
-// bytes is get without an allocation for what is known.
-func (in interner) bytes(b []byte) string {
-	if s, ok := in[string(b)]; ok {
-		return s
-	}
-	return in.get(string(b))
 }
 
 // validate checks everything that must hold of a project, and sorts nothing: files out of

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -314,12 +313,9 @@ func ReadManifest(r io.Reader) iter.Seq2[File, error] {
 const maxManifestLine = 1 << 20
 
 func parseManifestLine(line []byte, in interner) (f File, err error) {
-	m, ok := scanManifestLine(line, in)
-	if !ok {
-		m = manifestFile{}
-		if err := json.Unmarshal(line, &m); err != nil {
-			return f, err
-		}
+	var m manifestFile
+	if err := json.Unmarshal(line, &m); err != nil {
+		return f, err
 	}
 	f = File{
 		Filename: m.Filename, Size: m.Size, SHA256: m.Hashes.SHA256, Metadata: m.CoreMetadata.sha256, RequiresPython: in.get(m.RequiresPython),
@@ -351,154 +347,4 @@ func parseManifestLine(line []byte, in interner) (f File, err error) {
 		f.Yanked = true
 	}
 	return f, nil
-}
-
-// scanManifestLine reads a line with nothing unusual in it, several times faster than encoding/json. Any
-// other it leaves to that.
-func scanManifestLine(line []byte, in interner) (m manifestFile, ok bool) {
-	s := plainJSON(line)
-	for s.take('{'); ; s.take(',') {
-		key := s.text()
-		s.take(':')
-		switch string(key) {
-		case "filename":
-			m.Filename = string(s.text())
-		case "url":
-			m.URL = string(s.text())
-		case "hashes":
-			s.hash(&m.Hashes.SHA256)
-		case "core-metadata":
-			s.hash(&m.CoreMetadata.sha256)
-		case "size":
-			m.Size = s.number()
-		case "requires-python":
-			m.RequiresPython = in.bytes(s.text())
-		case "upload-time":
-			if m.UploadTime.UnmarshalText(s.plain()) != nil {
-				return m, false
-			}
-		default:
-			return m, false
-		}
-		if s == nil {
-			return m, false
-		}
-		if s.next() == '}' {
-			s.take('}')
-			return m, s != nil && s.next() == 0 && len(s) == 0
-		}
-	}
-}
-
-// plainJSON is the rest of a line of JSON in ASCII; nil after anything else, and after escapes of
-// other characters.
-type plainJSON []byte
-
-// next returns the next byte that is not a space, 0 at the end.
-func (s *plainJSON) next() byte {
-	*s = bytes.TrimLeft(*s, " \t\r\n")
-	if len(*s) == 0 {
-		return 0
-	}
-	return (*s)[0]
-}
-
-func (s *plainJSON) take(c byte) {
-	if s.next() == c && c != 0 {
-		*s = (*s)[1:]
-	} else {
-		*s = nil
-	}
-}
-
-// plain reads a string without escapes.
-func (s *plainJSON) plain() []byte {
-	s.take('"')
-	for i, c := range *s {
-		switch {
-		case c == '"':
-			text := (*s)[:i]
-			*s = (*s)[i+1:]
-			return text
-		case c < ' ' || c > '~' || c == '\\':
-			*s = nil
-			return nil
-		}
-	}
-	*s = nil
-	return nil
-}
-
-// text reads a string.
-func (s *plainJSON) text() []byte {
-	before := *s
-	if text := s.plain(); *s != nil {
-		return text
-	}
-	before.take('"')
-	i := bytes.IndexByte(before, '\\')
-	if i < 0 || bytes.IndexByte(before[:i], '"') >= 0 {
-		return nil
-	}
-	*s = before
-	return s.escaped(i)
-}
-
-// escaped reads a string after its first quote; the first escape is at i. Many programs write
-// \u003e for ">", as in ">=3.10".
-func (s *plainJSON) escaped(i int) []byte {
-	rest := *s
-	*s = nil
-	text := make([]byte, 0, i+16)
-	for ; len(rest) > 0; rest = rest[1:] {
-		switch c := rest[0]; {
-		case c == '"':
-			*s = rest[1:]
-			return text
-		case c < ' ' || c > '~':
-			return nil
-		case c != '\\':
-			text = append(text, c)
-		case len(rest) > 1 && (rest[1] == '"' || rest[1] == '\\' || rest[1] == '/'):
-			text = append(text, rest[1])
-			rest = rest[1:]
-		case len(rest) > 5 && string(rest[1:4]) == "u00":
-			var b [1]byte
-			if _, err := hex.Decode(b[:], rest[4:6]); err != nil || b[0] > '~' {
-				return nil
-			}
-			text = append(text, b[0])
-			rest = rest[5:]
-		default:
-			return nil
-		}
-	}
-	return nil
-}
-
-func (s *plainJSON) number() (n int64) {
-	first := s.next()
-	digits := 0
-	for digits < len(*s) && digits < 18 && isDigit((*s)[digits]) {
-		n = n*10 + int64((*s)[digits]-'0')
-		digits++
-	}
-	if digits == 0 || digits > 1 && first == '0' {
-		*s = nil
-		return 0
-	}
-	*s = (*s)[digits:]
-	return n
-}
-
-func (s *plainJSON) hash(d *Digest) {
-	s.take('{')
-	if string(s.text()) != "sha256" {
-		*s = nil
-	}
-	s.take(':')
-	if d.UnmarshalText(s.text()) != nil {
-		*s = nil
-	}
-	s.take('}')
 }

@@ -15,7 +15,7 @@ func benchStore(b *testing.B) *index.Store {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, problems, err := store.PublishListed(b.Context(), indextest.ManyFiles(benchFiles), index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := store.AddListed(b.Context(), indextest.ManyFiles(benchFiles), index.AddOptions{}); err != nil || len(problems) > 0 {
 		b.Fatal(err, problems)
 	}
 	return store

@@ -206,7 +206,7 @@ func TestWrongInstall(t *testing.T) {
 	if err := os.WriteFile(dashed, indextest.Wheel(t, "fa-2.8.3+cu128.torch2.9.0-py3-none-any.whl", nil), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, problems, err := store.Publish(t.Context(), []index.NewFile{{Path: renamed}, {Path: dashed}}, index.PublishOptions{}); err != nil || len(problems) != 2 {
+	if _, problems, err := store.Add(t.Context(), []index.NewFile{{Path: renamed}, {Path: dashed}}, index.AddOptions{}); err != nil || len(problems) != 2 {
 		t.Fatalf("a renamed wheel and a dash in a label: %v %v, want two problems", problems, err)
 	}
 
@@ -377,7 +377,7 @@ func TestInstallers(t *testing.T) {
 
 	// The same wheels, staying where they are.
 	elsewhere := openStore(t, t.TempDir())
-	if _, problems, err := elsewhere.PublishDir(t.Context(), dir, index.ScanOptions{Base: serve(t, dir) + "/", WriteMetadata: true}); err != nil || problems != nil {
+	if _, problems, err := elsewhere.AddDir(t.Context(), dir, index.ScanOptions{Base: serve(t, dir) + "/", WriteMetadata: true}); err != nil || problems != nil {
 		t.Fatal(err, problems)
 	}
 	if err := elsewhere.SetProject(t.Context(), "einops", index.Settings{Shared: new(true)}); err != nil {

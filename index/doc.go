@@ -8,7 +8,7 @@
 // local version labels, by which installers would choose, has nothing to choose from.
 //
 // A [Store] is an index on disk: the catalog and the pages made from it, as plain files that
-// any web server or file:// URL can serve. Publishing adds to what is there and changes
+// any web server or file:// URL can serve. [Store.Add] adds files and changes
 // only the pages concerned; a published file name means the same bytes for ever.
 //
 // The formats are those of the simple repository API, version 1.4: PEP 503, 592, 629, 658,

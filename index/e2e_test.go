@@ -49,7 +49,7 @@ func TestNginx(t *testing.T) {
 	}
 	store := openStore(t, filepath.Join(dir, "index"))
 	files := []index.NewFile{indextest.DependWheel(t, t.TempDir(), "demo_ext-1.0+cu128.torch2.9-py3-none-any.whl"), indextest.DependWheel(t, t.TempDir(), "demo_ext-1.0+cu130.torch2.9-py3-none-any.whl")}
-	if _, problems, err := store.Publish(t.Context(), files, index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := store.Add(t.Context(), files, index.AddOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")

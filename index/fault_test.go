@@ -40,7 +40,7 @@ func TestFault(t *testing.T) {
 	type change = func(ctx context.Context, s *index.Store) error
 	add := func(files []index.NewFile) change {
 		return func(ctx context.Context, s *index.Store) error {
-			_, problems, err := s.Publish(ctx, files, index.PublishOptions{})
+			_, problems, err := s.Add(ctx, files, index.AddOptions{})
 			if len(problems) > 0 {
 				return problems[0]
 			}
@@ -218,13 +218,13 @@ func randomChange(ctx context.Context, s *index.Store, r *rand.Rand, pick func(.
 				RequiresPython: ">=3.9", Arch: []string{pick("80", "90")},
 			})
 		}
-		_, _, err := s.PublishListed(ctx, func(yield func(index.File, error) bool) {
+		_, _, err := s.AddListed(ctx, func(yield func(index.File, error) bool) {
 			for _, f := range files {
 				if !yield(f, nil) {
 					return
 				}
 			}
-		}, index.PublishOptions{})
+		}, index.AddOptions{})
 		return fmt.Sprintf("publish %d", len(files)), err
 	case n < 7:
 		_, err := s.Remove(ctx, project, match)

@@ -119,9 +119,9 @@ func (c *scanCache) write(dir string) error {
 	return fsx.WriteFile(scanCachePath(dir), out, 0o644)
 }
 
-// ScanOptions are options of [Store.PublishDir].
+// ScanOptions are options of [Store.AddDir].
 type ScanOptions struct {
-	PublishOptions
+	AddOptions
 	// Base is the URL of the folder, where users find its files. Empty means that the
 	// index hosts them.
 	Base string
@@ -132,10 +132,10 @@ type ScanOptions struct {
 	UploadTime time.Time
 }
 
-// PublishDir publishes all wheels and sdists in a folder, not in folders below it. Files that
+// AddDir publishes all wheels and sdists in a folder, not in folders below it. Files that
 // were published before and are not in the folder stay in the index. Files of other kinds are
 // ignored; those that seem to be distributions but have no valid name are problems.
-func (s *Store) PublishDir(ctx context.Context, dir string, opts ScanOptions) ([]Change, []Problem, error) {
+func (s *Store) AddDir(ctx context.Context, dir string, opts ScanOptions) ([]Change, []Problem, error) {
 	files, problems, err := scanDir(dir, opts)
 	if err != nil {
 		return nil, nil, err
@@ -148,7 +148,7 @@ func (s *Store) PublishDir(ctx context.Context, dir string, opts ScanOptions) ([
 		return nil, problems, nil
 	}
 	cache := readScanCache(s.dir, catalog)
-	changes, more, err := s.publish(ctx, files, opts.PublishOptions, cache)
+	changes, more, err := s.add(ctx, files, opts.AddOptions, cache)
 	problems = append(problems, more...)
 	if err != nil {
 		return nil, problems, err

@@ -39,7 +39,7 @@ func openStore(t testing.TB, dir string) *index.Store {
 
 func publish(t testing.TB, store *index.Store, files ...index.NewFile) {
 	t.Helper()
-	_, problems, err := store.Publish(t.Context(), files, index.PublishOptions{})
+	_, problems, err := store.Add(t.Context(), files, index.AddOptions{})
 	if err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
@@ -143,7 +143,7 @@ const (
 func TestPublish(t *testing.T) {
 	store := openStore(t, filepath.Join(t.TempDir(), "not", "there", "yet"))
 	files := indextest.Wheels(t, fa128, fa130, pure)
-	changes, problems, err := store.Publish(t.Context(), files, index.PublishOptions{})
+	changes, problems, err := store.Add(t.Context(), files, index.AddOptions{})
 	if err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
@@ -155,7 +155,7 @@ func TestPublish(t *testing.T) {
 	checkIndex(t, store)
 
 	before, _ := snapshot(t, store.Dir())
-	if changes, _, err = store.Publish(t.Context(), files, index.PublishOptions{}); err != nil {
+	if changes, _, err = store.Add(t.Context(), files, index.AddOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range changes {
@@ -196,7 +196,7 @@ func TestPublishedIsPublished(t *testing.T) {
 	if err := os.WriteFile(other, indextest.Wheel(t, fa128, map[string]string{"more.py": "1"}), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, problems, err := store.Publish(t.Context(), []index.NewFile{{Path: other}}, index.PublishOptions{})
+	_, problems, err := store.Add(t.Context(), []index.NewFile{{Path: other}}, index.AddOptions{})
 	if err != nil || len(problems) != 1 || !errors.Is(problems[0].Err, index.ErrExists) {
 		t.Fatal(err, problems)
 	}
@@ -204,7 +204,7 @@ func TestPublishedIsPublished(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, again := range [][]index.NewFile{{{Path: other}}, indextest.Wheels(t, fa128)} {
-		_, problems, err = store.Publish(t.Context(), again, index.PublishOptions{})
+		_, problems, err = store.Add(t.Context(), again, index.AddOptions{})
 		if err != nil || len(problems) != 1 || !errors.Is(problems[0].Err, index.ErrExists) {
 			t.Errorf("a removed name was used again: %v %v", err, problems)
 		}
@@ -246,7 +246,7 @@ func TestRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			store := openStore(t, t.TempDir())
-			_, problems, err := store.Publish(t.Context(), []index.NewFile{{Path: path, Filename: test.filename}}, index.PublishOptions{})
+			_, problems, err := store.Add(t.Context(), []index.NewFile{{Path: path, Filename: test.filename}}, index.AddOptions{})
 			if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Error(), test.want) {
 				t.Fatalf("%v, %v, want one with %q", err, problems, test.want)
 			}
@@ -266,7 +266,7 @@ func TestLabelConflict(t *testing.T) {
 	store := openStore(t, t.TempDir())
 	publish(t, store, indextest.Wheels(t, fa128)...)
 	second := indextest.Wheels(t, "flash_attn-2.8.3+cu128.torch2.9.1-cp312-cp312-linux_x86_64.whl")
-	_, problems, err := store.Publish(t.Context(), second, index.PublishOptions{})
+	_, problems, err := store.Add(t.Context(), second, index.AddOptions{})
 	if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Error(), "view cu128/torch2.9 has this build already") {
 		t.Fatal(err, problems)
 	}
@@ -285,7 +285,7 @@ func TestStrict(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, strict := range []bool{true, false} {
-		changes, problems, err := store.Publish(t.Context(), files, index.PublishOptions{Strict: strict})
+		changes, problems, err := store.Add(t.Context(), files, index.AddOptions{Strict: strict})
 		if err != nil || len(problems) != 1 || (len(changes) == 0) != strict {
 			t.Errorf("strict %v: %v %v %v", strict, changes, problems, err)
 		}
@@ -326,7 +326,7 @@ func TestReproducible(t *testing.T) {
 	config := index.Config{Default: index.Coordinates{Toolkit: "cu128", Torch: []string{"2.9"}}, Aliases: true}
 	files := indextest.Wheels(t, names...)
 	once := openStore(t, t.TempDir())
-	if _, _, err := once.Publish(t.Context(), files, index.PublishOptions{Config: &config}); err != nil {
+	if _, _, err := once.Add(t.Context(), files, index.AddOptions{Config: &config}); err != nil {
 		t.Fatal(err)
 	}
 	oneByOne := openStore(t, t.TempDir())
@@ -377,7 +377,7 @@ func TestSettings(t *testing.T) {
 		}, "", "flash-attn", []string{fa130}},
 		{"shared", func() error { return store.SetProject(ctx, "einops", index.Settings{Shared: new(true)}) }, "cu128/torch2.10", "einops", []string{pure}},
 		{"new view has the shared one too", func() error {
-			_, _, err := store.Publish(ctx, indextest.Wheels(t, "flash_attn-2.8.3+rocm6.4.torch2.9-cp312-cp312-linux_x86_64.whl"), index.PublishOptions{})
+			_, _, err := store.Add(ctx, indextest.Wheels(t, "flash_attn-2.8.3+rocm6.4.torch2.9-cp312-cp312-linux_x86_64.whl"), index.AddOptions{})
 			return err
 		}, "rocm6.4/torch2.9", "einops", []string{pure}},
 		{"quarantined", func() error {
@@ -410,14 +410,14 @@ func TestSettings(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(store.Dir(), "cu128-torch29")); err == nil {
 		t.Error("an alias is left")
 	}
-	_, problems, err := store.Publish(ctx, indextest.Wheels(t, "other-1-py3-none-any.whl"), index.PublishOptions{})
+	_, problems, err := store.Add(ctx, indextest.Wheels(t, "other-1-py3-none-any.whl"), index.AddOptions{})
 	if err != nil || problems != nil {
 		t.Fatal(err, problems)
 	}
 	if err := store.SetProject(ctx, "other", index.Settings{Status: new(index.Archived)}); err != nil {
 		t.Fatal(err)
 	}
-	_, problems, _ = store.Publish(ctx, indextest.Wheels(t, "other-2-py3-none-any.whl"), index.PublishOptions{})
+	_, problems, _ = store.Add(ctx, indextest.Wheels(t, "other-2-py3-none-any.whl"), index.AddOptions{})
 	if len(problems) != 1 || !errors.Is(problems[0].Err, index.ErrClosed) {
 		t.Errorf("an archived project took a file: %v", problems)
 	}
@@ -446,11 +446,11 @@ func TestPublishDir(t *testing.T) {
 		}
 	}
 	opts := index.ScanOptions{Base: "https://example.org/a b/", UploadTime: day}
-	if _, problems, err := store.PublishDir(t.Context(), wheels, opts); err != nil || len(problems) != 3 {
+	if _, problems, err := store.AddDir(t.Context(), wheels, opts); err != nil || len(problems) != 3 {
 		t.Fatal("a base URL with a space was taken, or names that do not parse were skipped silently: ", err, problems)
 	}
 	opts.Base = "https://example.org/v1/"
-	changes, problems, err := store.PublishDir(t.Context(), wheels, opts)
+	changes, problems, err := store.AddDir(t.Context(), wheels, opts)
 	if err != nil || len(problems) != 2 || len(changes) != 1 {
 		t.Fatal(err, problems, changes)
 	}
@@ -470,7 +470,7 @@ func TestPublishDir(t *testing.T) {
 	}
 	write("flash_attn-2.8.4+cu128.torch2.9-cp312-cp312-linux_x86_64.whl")
 	opts.Base, opts.WriteMetadata = "https://example.org/v2/", true
-	if changes, _, err = store.PublishDir(t.Context(), wheels, opts); err != nil || len(changes) != 1 {
+	if changes, _, err = store.AddDir(t.Context(), wheels, opts); err != nil || len(changes) != 1 {
 		t.Fatal(err, changes)
 	}
 	links := readHTML(t, page())
@@ -481,7 +481,7 @@ func TestPublishDir(t *testing.T) {
 	if sum := fmt.Sprintf("sha256=%x", sha256.Sum256(sibling)); err != nil || links[1]["data-core-metadata"] != sum {
 		t.Errorf("metadata announced as %q, beside the wheel is %s: %v", links[1]["data-core-metadata"], sum, err)
 	}
-	if changes, _, err = store.PublishDir(t.Context(), wheels, opts); err != nil || len(changes) != 1 || changes[0].Action != "unchanged" {
+	if changes, _, err = store.AddDir(t.Context(), wheels, opts); err != nil || len(changes) != 1 || changes[0].Action != "unchanged" {
 		t.Error(err, changes)
 	}
 	checkIndex(t, store)
@@ -615,7 +615,7 @@ func TestTwoWriters(t *testing.T) {
 		wg.Go(func() {
 			store := openStore(t, dir)
 			for _, f := range files[w] {
-				if _, problems, err := store.Publish(t.Context(), []index.NewFile{f}, index.PublishOptions{}); err != nil || len(problems) > 0 {
+				if _, problems, err := store.Add(t.Context(), []index.NewFile{f}, index.AddOptions{}); err != nil || len(problems) > 0 {
 					t.Error(err, problems)
 				}
 			}
@@ -637,7 +637,7 @@ func publisher() int {
 	paths, _ := filepath.Glob(filepath.Join(os.Getenv("KILN_TEST_WHEELS"), "*.whl"))
 	fmt.Fprintln(os.Stdout, "ready")
 	for _, path := range paths {
-		if _, problems, err := store.Publish(context.Background(), []index.NewFile{{Path: path}}, index.PublishOptions{}); err != nil || len(problems) > 0 {
+		if _, problems, err := store.Add(context.Background(), []index.NewFile{{Path: path}}, index.AddOptions{}); err != nil || len(problems) > 0 {
 			fmt.Fprintln(os.Stderr, err, problems)
 			return 1
 		}
@@ -721,7 +721,7 @@ func checkListed(t *testing.T, dir string) {
 // TestCompaction: the log does not grow without bound, and readers follow it to its new name.
 func TestCompaction(t *testing.T) {
 	store := openStore(t, t.TempDir())
-	if _, problems, err := store.PublishListed(t.Context(), indextest.ManyFiles(1000), index.PublishOptions{}); err != nil || problems != nil {
+	if _, problems, err := store.AddListed(t.Context(), indextest.ManyFiles(1000), index.AddOptions{}); err != nil || problems != nil {
 		t.Fatal(err, problems)
 	}
 	reader := openStore(t, store.Dir())

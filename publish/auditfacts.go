@@ -22,7 +22,7 @@ type Audits struct {
 	reports map[string]map[string]*audit.Report // by folder of wheels and SHA-256
 }
 
-// Look is the Audit of [index.PublishOptions].
+// Look is the Audit of [index.AddOptions].
 func (a *Audits) Look(ctx context.Context, path string, sum index.Digest) (arch []string, results []index.AuditResult) {
 	report := a.recorded(filepath.Dir(path), sum.String())
 	if report == nil {

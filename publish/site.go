@@ -124,7 +124,7 @@ func UpdateIndex(ctx context.Context, target Target, releases []Release, store *
 			}
 		}
 	}
-	return store.PublishListed(ctx, iter.Seq2[index.File, error](listed), index.PublishOptions{Config: config})
+	return store.AddListed(ctx, iter.Seq2[index.File, error](listed), index.AddOptions{Config: config})
 }
 
 // indexEntry says what the index has to know of a published file.

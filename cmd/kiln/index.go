@@ -124,7 +124,7 @@ func (f *publishFlags) register(cmd *cobra.Command) {
 	complete(cmd, "check", "full", "names")
 }
 
-func (a *app) publishOptions(f *publishFlags) (opts index.PublishOptions, when time.Time, err error) {
+func (a *app) publishOptions(f *publishFlags) (opts index.AddOptions, when time.Time, err error) {
 	if f.check != "full" && f.check != "names" {
 		return opts, when, fmt.Errorf("--check %q: use full or names", f.check)
 	}
@@ -133,7 +133,7 @@ func (a *app) publishOptions(f *publishFlags) (opts index.PublishOptions, when t
 			return opts, when, fmt.Errorf("--upload-time: %w", err)
 		}
 	}
-	opts = index.PublishOptions{Strict: f.strict, NamesOnly: f.check == "names"}
+	opts = index.AddOptions{Strict: f.strict, NamesOnly: f.check == "names"}
 	if !f.noAudit {
 		opts.Audit = (&publish.Audits{Log: a.log}).Look
 	}
@@ -191,8 +191,8 @@ A manifest lists files that are not at hand: one JSON object a line, as PEP 691 
 			var changes []index.Change
 			var problems []index.Problem
 			if wheelsDir != "" {
-				changes, problems, err = store.PublishDir(cmd.Context(), wheelsDir, index.ScanOptions{
-					PublishOptions: opts, Base: baseURL(base), WriteMetadata: writeMetadata, UploadTime: when,
+				changes, problems, err = store.AddDir(cmd.Context(), wheelsDir, index.ScanOptions{
+					AddOptions: opts, Base: baseURL(base), WriteMetadata: writeMetadata, UploadTime: when,
 				})
 				if err != nil {
 					return err
@@ -221,7 +221,7 @@ A manifest lists files that are not at hand: one JSON object a line, as PEP 691 
 	return cmd
 }
 
-func (a *app) publishManifest(ctx context.Context, store *index.Store, name, base string, when time.Time, opts index.PublishOptions) ([]index.Change, []index.Problem, error) {
+func (a *app) publishManifest(ctx context.Context, store *index.Store, name, base string, when time.Time, opts index.AddOptions) ([]index.Change, []index.Problem, error) {
 	in := a.stdin
 	if name != "-" {
 		f, err := os.Open(name)
@@ -232,7 +232,7 @@ func (a *app) publishManifest(ctx context.Context, store *index.Store, name, bas
 		in = f
 	}
 	files := index.ReadManifest(in)
-	return store.PublishListed(ctx, func(yield func(index.File, error) bool) {
+	return store.AddListed(ctx, func(yield func(index.File, error) bool) {
 		for f, err := range files {
 			if f.Base == "" {
 				f.Base = base
@@ -349,7 +349,7 @@ the same bytes is left alone; other bytes under a published name are refused.`,
 			}
 			// It does not take long enough for collecting garbage to be worth the time.
 			debug.SetGCPercent(400)
-			changes, problems, err := store.Publish(cmd.Context(), files, opts)
+			changes, problems, err := store.Add(cmd.Context(), files, opts)
 			if err != nil {
 				return err
 			}

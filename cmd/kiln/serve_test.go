@@ -57,7 +57,7 @@ func startServe(t *testing.T, f serveFlags) (s *serving, wheel []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, problems, err := store.Publish(t.Context(), []index.NewFile{{Path: path}}, index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := store.Add(t.Context(), []index.NewFile{{Path: path}}, index.AddOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	out, in := io.Pipe()

@@ -80,7 +80,7 @@ func Zip(t testing.TB, members map[string]string) []byte {
 	return buf.Bytes()
 }
 
-// Wheels makes wheels in a new folder and returns what [index.Store.Publish] takes.
+// Wheels makes wheels in a new folder and returns what [index.Store.Add] takes.
 func Wheels(t testing.TB, names ...string) (files []index.NewFile) {
 	t.Helper()
 	dir := t.TempDir()

@@ -228,7 +228,7 @@ func TestClientsRange(t *testing.T) {
 	if err := os.WriteFile(path, indextest.Wheel(t, name, map[string]string{"demo_ext_data.bin": strings.Repeat("0123456789", 200_000)}), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, problems, err := f.store.Publish(t.Context(), []index.NewFile{{Path: path}}, index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := f.store.Add(t.Context(), []index.NewFile{{Path: path}}, index.AddOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	if err := f.server.Reload(t.Context()); err != nil {

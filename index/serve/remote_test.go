@@ -49,7 +49,7 @@ func TestRemote(t *testing.T) {
 		Path: indextest.Wheels(t, "xformers-1.0-py3-none-any.whl")[0].Path, Arch: []string{"80", "90+ptx"},
 		Coordinates: index.Coordinates{Toolkit: "cu128", Torch: []string{"2.9", "2.10"}},
 	}
-	if _, problems, err := f.store.Publish(t.Context(), []index.NewFile{unlabeled}, index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := f.store.Add(t.Context(), []index.NewFile{unlabeled}, index.AddOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	if err := f.server.Reload(t.Context()); err != nil {
@@ -85,7 +85,7 @@ func TestLockers(t *testing.T) {
 		indextest.DependWheel(t, dir, "demo_ext-1.0+cu130.torch2.9-py3-none-any.whl", "helper"),
 		indextest.DependWheel(t, dir, "helper-2.0-py3-none-any.whl"),
 	}
-	if _, problems, err := f.store.Publish(t.Context(), files, index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := f.store.Add(t.Context(), files, index.AddOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	if err := f.store.SetProject(t.Context(), "helper", index.Settings{Shared: new(true)}); err != nil {

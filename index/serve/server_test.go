@@ -81,7 +81,7 @@ func newFixture(t testing.TB, opts serve.Options) *fixture {
 func (f *fixture) publish(filenames ...string) {
 	f.t.Helper()
 	files := indextest.Wheels(f.t, filenames...)
-	_, problems, err := f.store.Publish(f.t.Context(), files, index.PublishOptions{})
+	_, problems, err := f.store.Add(f.t.Context(), files, index.AddOptions{})
 	if err != nil || len(problems) > 0 {
 		f.t.Fatal(err, problems)
 	}
@@ -801,7 +801,7 @@ func TestServerSeesOthers(t *testing.T) {
 	if err := os.WriteFile(path, indextest.Wheel(t, wheel128, nil), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, problems, err := other.Publish(t.Context(), []index.NewFile{{Path: path}}, index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := other.Add(t.Context(), []index.NewFile{{Path: path}}, index.AddOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	deadline := time.Now().Add(30 * time.Second)
@@ -888,7 +888,7 @@ func TestPageCacheLimit(t *testing.T) {
 // it changed.
 func TestLargePage(t *testing.T) {
 	f := newFixture(t, serve.Options{})
-	if _, problems, err := f.store.PublishListed(t.Context(), indextest.ManyFiles(500), index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := f.store.AddListed(t.Context(), indextest.ManyFiles(500), index.AddOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	fetch := func() {
@@ -937,7 +937,7 @@ func TestLargePage(t *testing.T) {
 func largePage(t *testing.T, opts serve.Options) (f *fixture, request string, body []byte) {
 	t.Helper()
 	f = newFixture(t, opts)
-	if _, problems, err := f.store.PublishListed(t.Context(), indextest.ManyFiles(500), index.PublishOptions{}); err != nil || len(problems) > 0 {
+	if _, problems, err := f.store.AddListed(t.Context(), indextest.ManyFiles(500), index.AddOptions{}); err != nil || len(problems) > 0 {
 		t.Fatal(err, problems)
 	}
 	if err := f.server.Reload(t.Context()); err != nil {

@@ -553,7 +553,7 @@ func (f *uploadForm) publish() (index.Change, error) {
 	}
 	// The client cannot take it back by going away now.
 	ctx := context.WithoutCancel(f.ctx)
-	changes, problems, err := s.store.Publish(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, index.PublishOptions{})
+	changes, problems, err := s.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, index.AddOptions{})
 	if err != nil {
 		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
 	}

@@ -203,7 +203,7 @@ func makeIndex(ctx context.Context, wheels, data string, n int) error {
 	if err != nil {
 		return err
 	}
-	_, problems, err := store.Publish(ctx, files, index.PublishOptions{})
+	_, problems, err := store.Add(ctx, files, index.AddOptions{})
 	if err == nil && len(problems) > 0 {
 		err = problems[0]
 	}

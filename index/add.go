@@ -32,7 +32,7 @@ type NewFile struct {
 	Path string
 	// Filename is the name to publish it under; the default is the last part of Path.
 	Filename string
-	// Move lets Publish take the file at Path instead of copying it, if the index hosts it.
+	// Move lets Add take the file at Path instead of copying it, if the index hosts it.
 	// Path must then be on the same file system for it to be quick.
 	Move bool
 
@@ -59,8 +59,8 @@ type NewFile struct {
 
 func (n *NewFile) filename() string { return cmp.Or(n.Filename, filepath.Base(n.Path)) }
 
-// PublishOptions are options of [Store.Publish].
-type PublishOptions struct {
+// AddOptions are options of [Store.Add].
+type AddOptions struct {
 	// Strict publishes nothing if there is a problem with any file.
 	Strict bool
 	// NamesOnly compares RECORD with the names and sizes in a wheel, instead of with the
@@ -108,18 +108,18 @@ type candidate struct {
 	source   *NewFile // nil for listed files
 }
 
-// Publish adds files and updates the pages concerned. Files that are there already with the
+// Add adds files to the index and updates the pages concerned. Files that are there already with the
 // same bytes are left alone. A file that must not be published is in the problems and
 // does not hinder the others, unless strict; the error is about the index itself.
 //
 // Every file is read, hashed and checked: the archive is well-formed, name and version
 // are those of its metadata, and RECORD lists its content. The wheels are read before the
 // lock is taken, so publishing large files does not hold up others.
-func (s *Store) Publish(ctx context.Context, files []NewFile, opts PublishOptions) ([]Change, []Problem, error) {
-	return s.publish(ctx, files, opts, nil)
+func (s *Store) Add(ctx context.Context, files []NewFile, opts AddOptions) ([]Change, []Problem, error) {
+	return s.add(ctx, files, opts, nil)
 }
 
-func (s *Store) publish(ctx context.Context, files []NewFile, opts PublishOptions, cache *scanCache) ([]Change, []Problem, error) {
+func (s *Store) add(ctx context.Context, files []NewFile, opts AddOptions, cache *scanCache) ([]Change, []Problem, error) {
 	config, err := s.Config()
 	if err != nil {
 		return nil, nil, err
@@ -151,10 +151,10 @@ func (s *Store) publish(ctx context.Context, files []NewFile, opts PublishOption
 	return changes, append(problems, more...), err
 }
 
-// PublishListed adds files that are elsewhere and are known only by what files yields, for
+// AddListed adds files that are elsewhere and are known only by what files yields, for
 // example from a manifest. Their hashes are taken as given. Files without an upload time
 // get the present one.
-func (s *Store) PublishListed(ctx context.Context, files iter.Seq2[File, error], opts PublishOptions) ([]Change, []Problem, error) {
+func (s *Store) AddListed(ctx context.Context, files iter.Seq2[File, error], opts AddOptions) ([]Change, []Problem, error) {
 	config, err := s.Config()
 	if err != nil {
 		return nil, nil, err
@@ -237,7 +237,7 @@ func checkName(filename string, config *Config) (project string, version wheel.V
 }
 
 // accept adds candidates, which it consumes, by project to the index under its lock.
-func (s *Store) accept(ctx context.Context, candidates map[string][]*candidate, opts PublishOptions, failed bool) (changes []Change, problems []Problem, err error) {
+func (s *Store) accept(ctx context.Context, candidates map[string][]*candidate, opts AddOptions, failed bool) (changes []Change, problems []Problem, err error) {
 	if failed && opts.Strict {
 		return nil, nil, nil
 	}
@@ -480,7 +480,7 @@ func (m *merge) checkVariant(f *File) error {
 }
 
 // inspect reads a file and decides whether it may be published at all.
-func inspect(ctx context.Context, n *NewFile, config *Config, opts *PublishOptions, cache *scanCache) (c *candidate, err error) {
+func inspect(ctx context.Context, n *NewFile, config *Config, opts *AddOptions, cache *scanCache) (c *candidate, err error) {
 	name := n.filename()
 	c = &candidate{source: n}
 	if c.project, c.version, err = checkName(name, config); err != nil {
@@ -609,7 +609,7 @@ func (r contextReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-func (c *candidate) readWheel(ctx context.Context, r io.ReaderAt, size int64, opts *PublishOptions) error {
+func (c *candidate) readWheel(ctx context.Context, r io.ReaderAt, size int64, opts *AddOptions) error {
 	name, err := wheel.ParseFilenameOptions(c.file.Filename, wheel.FilenameOptions{Variants: true})
 	if err != nil {
 		return err

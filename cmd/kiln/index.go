@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/web"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/wheel"
@@ -66,7 +66,7 @@ func (f *configFlags) register(cmd *cobra.Command) {
 	flags.BoolVar(&f.variants, "experimental-variants", false, "accept wheel variants (PEP 825, a draft)")
 	flags.BoolVar(&f.oldAttribute, "old-metadata-attribute", false, "announce metadata to pip 22.3 to 23.1 too")
 	flags.BoolVar(&f.aliases, "aliases", true, "write views under their second names, such as cu128-torch2.9, too; an index that is there keeps what it has unless told")
-	flags.StringVar(&f.web, "web", "auto", fmt.Sprintf("pages for people: on, off, or auto for indexes of up to %d files", webLimit))
+	flags.StringVar(&f.web, "web", "auto", fmt.Sprintf("pages for people: on, off, or auto for indexes of up to %d files", web.AutoLimit))
 	complete(cmd, "web", "auto", "on", "off")
 }
 
@@ -257,6 +257,15 @@ func (a *app) finish(ctx context.Context, store *index.Store, changes []index.Ch
 	return a.printChanges(store, changes, problems, asJSON)
 }
 
+// writeWeb writes the pages for people.
+func (a *app) writeWeb(ctx context.Context, store *index.Store, all bool) error {
+	foreign, err := web.Write(ctx, store, all)
+	for _, page := range foreign {
+		a.log.Warn("page left alone, it is not kiln's", "page", page)
+	}
+	return err
+}
+
 // printChanges says what happened to files. Problems make the exit code 1.
 func (a *app) printChanges(store *index.Store, changes []index.Change, problems []index.Problem, asJSON bool) error {
 	counts := map[string]int{}
@@ -366,48 +375,6 @@ the same bytes is left alone; other bytes under a published name are refused.`,
 	return cmd
 }
 
-// fileSelection is what remove and yank work on.
-type fileSelection struct {
-	project string
-	match   func(*index.File) bool
-	whole   bool // no version and no file was named
-}
-
-// selectFiles reads a file name or a requirement such as "flash-attn==2.8.3".
-func selectFiles(arg, glob string) (s fileSelection, err error) {
-	if glob != "" {
-		if _, err := path.Match(glob, ""); err != nil {
-			return s, fmt.Errorf("--file %q: %w", glob, err)
-		}
-	}
-	fits := func(f *index.File) bool {
-		ok, _ := path.Match(glob, f.Filename) // the pattern was checked
-		return glob == "" || ok
-	}
-	if strings.HasSuffix(arg, ".whl") || strings.HasSuffix(arg, ".tar.gz") || strings.HasSuffix(arg, ".zip") {
-		name := filepath.Base(arg)
-		if w, err := wheel.ParseFilenameOptions(name, wheel.FilenameOptions{Variants: true}); err == nil {
-			s.project = w.Name
-		} else if sdist, err := wheel.ParseSdistName(name); err == nil {
-			s.project = sdist.Name
-		} else {
-			return s, fmt.Errorf("%s is not the name of a wheel or an sdist", name)
-		}
-		s.match = func(f *index.File) bool { return f.Filename == name && fits(f) }
-		return s, nil
-	}
-	req, err := wheel.ParseRequirement(arg)
-	switch {
-	case err != nil:
-		return s, err
-	case req.URL != "" || req.Marker != "" || len(req.Extras) > 0:
-		return s, fmt.Errorf("%q: use PROJECT, PROJECT==VERSION or a file name", arg)
-	}
-	s.project, s.whole = req.Name, req.Specifier.IsEmpty() && glob == ""
-	s.match = func(f *index.File) bool { return req.Specifier.Contains(f.Version()) && fits(f) }
-	return s, nil
-}
-
 func (a *app) indexRemoveCommand() *cobra.Command {
 	var dir, glob string
 	var asJSON, all bool
@@ -424,20 +391,20 @@ others depend on, yank it instead.`,
 			if err != nil {
 				return err
 			}
-			var selections []fileSelection
+			var selections []index.Selection
 			for _, arg := range args {
-				s, err := selectFiles(arg, glob)
+				s, err := index.ParseSelection(arg, glob)
 				if err != nil {
 					return err
 				}
-				if s.whole && !all {
+				if s.Whole && !all {
 					return fmt.Errorf("%s has no version: say --all to remove every file of the project", arg)
 				}
 				selections = append(selections, s)
 			}
 			var changes []index.Change
 			for _, s := range selections {
-				done, err := store.Remove(cmd.Context(), s.project, s.match)
+				done, err := store.Remove(cmd.Context(), s.Project, s.Match)
 				if err != nil {
 					return err
 				}
@@ -471,11 +438,11 @@ lock file. The files stay where they are.`,
 			}
 			var changes []index.Change
 			for _, arg := range args {
-				s, err := selectFiles(arg, glob)
+				s, err := index.ParseSelection(arg, glob)
 				if err != nil {
 					return err
 				}
-				done, err := store.Yank(cmd.Context(), s.project, s.match, reason, undo)
+				done, err := store.Yank(cmd.Context(), s.Project, s.Match, reason, undo)
 				if err != nil {
 					return err
 				}
@@ -539,9 +506,9 @@ func (a *app) indexListCommand() *cobra.Command {
 			if v == nil {
 				return fmt.Errorf("no view %q; `kiln index list --views` shows those there are", view)
 			}
-			var selections []fileSelection
+			var selections []index.Selection
 			for _, arg := range args {
-				s, err := selectFiles(arg, "")
+				s, err := index.ParseSelection(arg, "")
 				if err != nil {
 					return err
 				}
@@ -586,9 +553,9 @@ func (a *app) indexListCommand() *cobra.Command {
 	return cmd
 }
 
-func selected(selections []fileSelection, project string, f *index.File) bool {
+func selected(selections []index.Selection, project string, f *index.File) bool {
 	for _, s := range selections {
-		if s.project == project && s.match(f) {
+		if s.Project == project && s.Match(f) {
 			return true
 		}
 	}

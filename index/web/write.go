@@ -1,4 +1,4 @@
-package main
+package web
 
 import (
 	"bytes"
@@ -15,79 +15,79 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/index"
-	"github.com/kiln-build/kiln/index/web"
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// webLimit is up to how many files an index gets pages for people unless told otherwise. Every file
-// has a page of its own; beyond this number they cost more than all that installers read, and a
-// server makes them when they are asked for.
-const webLimit = 5000
+// AutoLimit is the number of files up to which an index gets pages unless its configuration says
+// otherwise. Every file has a page of its own; beyond this number they cost more than all that
+// installers read, and a server makes them when they are asked for.
+const AutoLimit = 5000
 
-// webRecord says which pages for people were written into an index, and from what.
-type webRecord struct {
+// written says which pages are in an index, and what they were made from.
+type written struct {
 	Format string `json:"format"`
-	// Revision is that of package web; another one makes other pages.
+	// Revision is that of [Revision]; another one makes other pages.
 	Revision string `json:"revision"`
 	// Pages are those of the index as a whole.
 	Pages    []string              `json:"pages"`
-	Projects map[string]webProject `json:"projects"`
+	Projects map[string]writtenProject `json:"projects"`
 }
 
-type webProject struct {
+type writtenProject struct {
 	Revision string   `json:"revision"`
 	Pages    []string `json:"pages"`
 }
 
-const webFormat = "kiln-web/1"
+const writtenFormat = "kiln-web/1"
 
-// homePages may be somebody else's: whoever has a page there keeps it.
+// homePages may have been there before; then kiln leaves them alone.
 var homePages = []string{"404.html", "index.html"}
 
-// webWriter brings the pages for people up to date.
-type webWriter struct {
+// writer brings the pages of an index up to date.
+type writer struct {
 	dir      string
-	old, now webRecord
-	foreign  map[string]bool // pages of somebody else
+	old, now written
+	foreign  map[string]bool // home pages that kiln did not write
 }
 
-// writeWeb writes the pages for people of an index, as far as they changed. all looks at every page,
-// also those of projects that did not change.
-func (a *app) writeWeb(ctx context.Context, store *index.Store, all bool) error {
+// Write brings the pages in the folder of an index up to date, or removes them if its configuration
+// does not want them. It looks only at pages of projects that changed, unless all is set. It returns
+// the home pages that it left alone because kiln did not write them.
+func Write(ctx context.Context, store *index.Store, all bool) (foreign []string, err error) {
 	config, err := store.Config()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	files, err := store.Files()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	wanted := config.Web == index.WebOn || config.Web == "" && files <= webLimit
+	wanted := config.Web == index.WebOn || config.Web == "" && files <= AutoLimit
 	name := filepath.Join(store.Dir(), ".kiln", "web.json")
 	if _, err := os.Lstat(name); !wanted && errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
-	// Who comes later reads a later catalog, so that the last pages are the newest.
+	// The last to get the lock reads the latest catalog, so that its pages are the newest.
 	lock, err := fsx.Lock(ctx, filepath.Join(store.Dir(), ".kiln", "web.lock"))
 	if err != nil {
-		return fmt.Errorf("write pages: %w", err)
+		return nil, fmt.Errorf("write pages: %w", err)
 	}
-	err = a.updateWeb(ctx, store, name, wanted, all)
+	w := &writer{dir: store.Dir(), foreign: map[string]bool{}}
+	err = w.update(ctx, store, name, wanted, all)
 	if err := errors.Join(err, lock.Unlock()); err != nil {
-		return fmt.Errorf("write pages: %w", err)
+		return nil, fmt.Errorf("write pages: %w", err)
 	}
-	return nil
+	return slices.Sorted(maps.Keys(w.foreign)), nil
 }
 
-func (a *app) updateWeb(ctx context.Context, store *index.Store, name string, wanted, all bool) error {
-	w := &webWriter{dir: store.Dir(), foreign: map[string]bool{}}
-	w.now = webRecord{Format: webFormat, Revision: web.Revision(), Projects: map[string]webProject{}}
+func (w *writer) update(ctx context.Context, store *index.Store, name string, wanted, all bool) error {
+	w.now = written{Format: writtenFormat, Revision: Revision(), Projects: map[string]writtenProject{}}
 	data, err := os.ReadFile(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err == nil && (json.Unmarshal(data, &w.old) != nil || w.old.Format != webFormat) {
-		w.old = webRecord{Pages: homePages} // of a later version of kiln, or damaged
+	if err == nil && (json.Unmarshal(data, &w.old) != nil || w.old.Format != writtenFormat) {
+		w.old = written{Pages: homePages} // of a later version of kiln, or damaged
 	}
 	if !wanted {
 		if err := w.removeOld(); err != nil {
@@ -102,11 +102,11 @@ func (a *app) updateWeb(ctx context.Context, store *index.Store, name string, wa
 	if err := w.begin(name); err != nil {
 		return err
 	}
-	opts := web.Options{Log: a.log}
+	var opts Options
 	if !all && w.old.Revision == w.now.Revision {
 		opts.Skip = w.unchanged
 	}
-	err = web.Render(catalog, opts, func(page string, data []byte) error {
+	err = Render(catalog, opts, func(page string, data []byte) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -118,14 +118,11 @@ func (a *app) updateWeb(ctx context.Context, store *index.Store, name string, wa
 	if err := w.removeOld(); err != nil {
 		return err
 	}
-	for _, page := range slices.Sorted(maps.Keys(w.foreign)) {
-		a.log.Warn("page left alone, it is not kiln's", "page", page)
-	}
 	return w.save(name, w.now)
 }
 
 // begin notes which pages may be written from now on, for the case that the end is not reached.
-func (w *webWriter) begin(name string) error {
+func (w *writer) begin(name string) error {
 	claimed := slices.Clone(w.old.Pages)
 	for _, page := range homePages {
 		_, err := os.Lstat(filepath.Join(w.dir, page))
@@ -137,10 +134,10 @@ func (w *webWriter) begin(name string) error {
 			w.foreign[page] = true
 		}
 	}
-	return w.save(name, webRecord{Format: webFormat, Pages: claimed, Projects: w.old.Projects})
+	return w.save(name, written{Format: writtenFormat, Pages: claimed, Projects: w.old.Projects})
 }
 
-func (w *webWriter) save(name string, r webRecord) error {
+func (w *writer) save(name string, r written) error {
 	data, err := json.MarshalIndent(r, "", " ")
 	if err != nil {
 		return err
@@ -149,7 +146,7 @@ func (w *webWriter) save(name string, r webRecord) error {
 }
 
 // unchanged reports whether the pages of a project are as they should be, and keeps them.
-func (w *webWriter) unchanged(p *index.Project) bool {
+func (w *writer) unchanged(p *index.Project) bool {
 	have, ok := w.old.Projects[p.Name]
 	if !ok || have.Revision == "" || have.Revision != p.Revision() {
 		return false
@@ -160,7 +157,7 @@ func (w *webWriter) unchanged(p *index.Project) bool {
 
 // write writes one page, if it is not there. Pages can be made again at any time, so that they are
 // not forced to the disk one by one.
-func (w *webWriter) write(catalog *index.Catalog, page string, data []byte) error {
+func (w *writer) write(catalog *index.Catalog, page string, data []byte) error {
 	if w.foreign[page] {
 		return nil
 	}
@@ -187,13 +184,13 @@ func (w *webWriter) write(catalog *index.Catalog, page string, data []byte) erro
 }
 
 // removeOld removes the pages that were written before and not again.
-func (w *webWriter) removeOld() error {
+func (w *writer) removeOld() error {
 	keep := map[string]bool{}
 	for _, page := range w.now.all() {
 		keep[page] = true
 	}
 	for _, page := range w.old.all() {
-		// The record is a file that somebody may have changed.
+		// The record is a file that may have been edited.
 		if keep[page] || !fs.ValidPath(page) || !slices.Contains(homePages, page) && !slices.Contains(index.WebFolders, strings.Split(page, "/")[0]) {
 			continue
 		}
@@ -209,7 +206,7 @@ func (w *webWriter) removeOld() error {
 	return nil
 }
 
-func (r *webRecord) all() []string {
+func (r *written) all() []string {
 	out := slices.Clone(r.Pages)
 	for _, p := range r.Projects {
 		out = append(out, p.Pages...)

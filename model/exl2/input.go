@@ -127,7 +127,7 @@ func (s *scanned) open() *os.File {
 		s.err = err
 		return nil
 	}
-	s.input.Size, s.input.ModTime = info.Size(), info.ModTime()
+	s.input.Size, s.input.ModTime, s.input.ID = info.Size(), info.ModTime(), fileID(s.input.Path)
 	s.header, s.err = safetensors.ReadHeader(f, info.Size())
 	if s.err == nil {
 		sum := sha256.New()

@@ -3,8 +3,11 @@
 package exl2
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -103,5 +106,46 @@ func TestSizeLimits(t *testing.T) {
 		if err := compileFixture(t, fx, PlanOptions{}, WriteOptions{}); err == nil || !strings.Contains(err.Error(), "is this the right file?") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestResumeNoticesChangedSource changes a weight between two runs and puts size and time back, as copying tools do. What the
+// first run wrote must not be taken over.
+func TestResumeNoticesChangedSource(t *testing.T) {
+	dir := t.TempDir()
+	fx := llama(t, dir)
+	p := planFixture(t, fx, PlanOptions{})
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, err := Write(ctx, p, WriteOptions{Workers: 1, Progress: func(pr Progress) {
+		if pr.Done > pr.Total/2 {
+			cancel()
+		}
+	}}); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	at := p.Shards[0].Tensors[slices.IndexFunc(p.Shards[0].Tensors, func(t PlannedTensor) bool { return strings.HasSuffix(t.Name, ".q_weight") })].From
+	path := p.Inputs[at.Input].Path
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[at.Offset] ^= 1
+	time.Sleep(50 * time.Millisecond) // file systems may count time in steps of some milliseconds
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(path, info.ModTime(), info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	res, err := Write(t.Context(), planFixture(t, fx, PlanOptions{}), WriteOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Resumed != 0 {
+		t.Errorf("%d shards of the old source were taken over", res.Resumed)
 	}
 }

@@ -35,6 +35,8 @@ type Input struct {
 	Name    string    `json:"name"` // out_tensor/… or model/…, the same on every machine
 	Size    int64     `json:"size"`
 	ModTime time.Time `json:"mod_time"`
+	// ID is another value after every change of the file on this machine; empty if the system has none.
+	ID string `json:"id,omitempty"`
 	// HeaderSHA256 is the digest of the safetensors header; empty for other files.
 	HeaderSHA256 string `json:"header_sha256,omitempty"`
 }
@@ -205,6 +207,7 @@ func scanModel(ctx context.Context, dir string, workers int) ([]scanned, []sourc
 			f.err = err
 		} else {
 			f.input.Size, f.input.ModTime, f.mode = info.Size(), info.ModTime(), info.Mode().Perm()
+			f.input.ID = fileID(in.Path)
 		}
 		others = append(others, f)
 	}

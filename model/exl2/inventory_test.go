@@ -283,6 +283,18 @@ func TestPlanOptions(t *testing.T) {
 	}
 }
 
+// TestShardSizeDefault reads a job without a shard size.
+func TestShardSizeDefault(t *testing.T) {
+	fx := llama(t, t.TempDir())
+	fx.editJob(t, func(m map[string]any) { delete(m, "shard_size") })
+	if p := planFixture(t, fx, PlanOptions{}); p.ShardBytes != 8192<<20 {
+		t.Errorf("limit of %d bytes", p.ShardBytes)
+	}
+	if p := planFixture(t, fx, PlanOptions{ShardBytes: 1000}); p.ShardBytes != 1000 {
+		t.Errorf("limit of %d bytes, asked for 1000", p.ShardBytes)
+	}
+}
+
 // TestRename checks keymaps on the names that real checkpoints have.
 func TestRename(t *testing.T) {
 	tests := []struct{ arch, in, want string }{

@@ -13,6 +13,9 @@ import (
 // JobFile is the name of the converter's job file in its working directory.
 const JobFile = "job_new.json"
 
+// defaultShardMiB is the shard limit of a job without one, which is also the converter's default.
+const defaultShardMiB = 8192
+
 // Job is what a compile needs to know of a converter's job.
 type Job struct {
 	Dir      string `json:"dir"`       // working directory it was read from
@@ -108,7 +111,10 @@ func parseJob(data []byte, path string) (*Job, Problems) {
 	job.bits, job.headBits = number("bits"), number("head_bits")
 	job.rows, job.length = number("dataset_rows"), number("length")
 
-	mib := number("shard_size").float()
+	mib := float64(defaultShardMiB)
+	if root.get("shard_size") != nil {
+		mib = number("shard_size").float()
+	}
 	switch limit := mib * (1 << 20); {
 	case math.IsNaN(mib): // reported by number
 	case limit < 1:

@@ -505,7 +505,7 @@ func openInput(in Input) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", in.Path, err)
 	}
-	if info.Size() != in.Size || !info.ModTime().Equal(in.ModTime) {
+	if info.Size() != in.Size || !info.ModTime().Equal(in.ModTime) || fileID(in.Path) != in.ID {
 		return nil, errors.Join(fmt.Errorf("%s: %w", in.Path, ErrStale), f.Close())
 	}
 	return f, nil

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -90,20 +91,11 @@ func readGPU(r io.ReaderAt, size int64) (gpuCode, error) {
 	}
 	for _, k := range slices.SortedFunc(maps.Keys(sums), func(a, b key) int {
 		x, y := parseTarget(a.target), parseTarget(b.target)
-		return firstNonZero(strings.Compare(a.kind, b.kind), x.Major-y.Major, x.Minor-y.Minor, strings.Compare(a.target, b.target))
+		return cmp.Or(strings.Compare(a.kind, b.kind), x.Major-y.Major, x.Minor-y.Minor, strings.Compare(a.target, b.target))
 	}) {
 		g.code = append(g.code, *sums[k])
 	}
 	return g, nil
-}
-
-func firstNonZero(values ...int) int {
-	for _, v := range values {
-		if v != 0 {
-			return v
-		}
-	}
-	return 0
 }
 
 // parseTarget reads "9.0a"; the zero Arch stands for AMD targets.
@@ -133,7 +125,7 @@ func (g *gpuCode) archList() []compat.Arch {
 		out[i].PTX = out[i].PTX || c.Kind == "ptx"
 	}
 	slices.SortFunc(out, func(a, b compat.Arch) int {
-		return firstNonZero(a.Major-b.Major, a.Minor-b.Minor, strings.Compare(a.Suffix, b.Suffix))
+		return cmp.Or(a.Major-b.Major, a.Minor-b.Minor, strings.Compare(a.Suffix, b.Suffix))
 	})
 	return out
 }

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -140,6 +141,6 @@ func (r *Report) Archs() string {
 
 func (r *Report) sort() {
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int {
-		return firstNonZero(int(b.Severity)-int(a.Severity), strings.Compare(a.File, b.File), strings.Compare(a.Rule, b.Rule))
+		return cmp.Or(int(b.Severity)-int(a.Severity), strings.Compare(a.File, b.File), strings.Compare(a.Rule, b.Rule))
 	})
 }

@@ -434,7 +434,7 @@ func (l *loader) tryLoad(ctx context.Context, path, name string, full bool) erro
 		if !full {
 			how = "open"
 			lib := filepath.Join(l.machine.Torch.Dir, "lib")
-			if old := l.opts.getenv("LD_LIBRARY_PATH"); old != "" {
+			if old := l.opts.Host.Getenv("LD_LIBRARY_PATH"); old != "" {
 				lib += ":" + old
 			}
 			env = append(env, "LD_LIBRARY_PATH="+lib)

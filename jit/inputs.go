@@ -127,7 +127,7 @@ func torchIdentity(m *machine.Machine) (inputs Inputs, files []string) {
 	inputs = append(inputs, Input{"torch", fmt.Sprintf("%s git %s cuda %s hip %s abi %s", t.Version, t.Git, t.CUDA, t.HIP, t.CXX11ABI)})
 	files = append(files, filepath.Join(t.Dir, "version.py"))
 	site := filepath.Dir(t.Dir)
-	records, _ := filepath.Glob(filepath.Join(site, "torch-*.dist-info", "RECORD")) // the pattern is ours
+	records, _ := filepath.Glob(filepath.Join(escapeGlob(site), "torch-*.dist-info", "RECORD")) // the pattern is ours
 	slices.Sort(records)
 	for _, r := range records {
 		files = append(files, r)
@@ -155,14 +155,7 @@ func torchLibraries(goos string, t machine.Torch) []string {
 		names = append(names, "c10_hip", "torch_hip")
 	}
 	for i, n := range names {
-		switch goos {
-		case "windows":
-			names[i] = n + ".dll"
-		case "darwin":
-			names[i] = "lib" + n + ".dylib"
-		default:
-			names[i] = "lib" + n + ".so"
-		}
+		names[i] = machine.LibraryName(goos, n)
 	}
 	return names
 }

@@ -67,15 +67,6 @@ type Options struct {
 	Host *machine.Host
 }
 
-func (o *Options) getenv(name string) string {
-	for _, kv := range slices.Backward(o.Env) {
-		if k, v, ok := strings.Cut(kv, "="); ok && k == name {
-			return v
-		}
-	}
-	return ""
-}
-
 // EventKind is what an [Event] is about.
 type EventKind string
 
@@ -242,7 +233,7 @@ func (l *loader) question() string {
 		strconv.FormatBool(o.Debug), strconv.FormatBool(o.NoPrebuilt), strconv.FormatBool(o.NoLauncher), o.Host.KernelGPUs(),
 	}
 	for _, v := range questionVariables {
-		parts = append(parts, o.getenv(v))
+		parts = append(parts, o.Host.Getenv(v))
 	}
 	return question(parts...)
 }
@@ -281,7 +272,7 @@ func (l *loader) load(ctx context.Context) (*Result, error) {
 		fix := machine.InstallCommand("python-venv", l.machine.OS, l.machine.Distribution, "", "", l.machine.Root)
 		return nil, &Error{Name: l.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("no-python", cmp.Or(r.Detail, "no Python was found"), fix)}}
 	}
-	l.watched = append(l.watched, filepath.SplitList(l.opts.getenv("PATH"))...)
+	l.watched = append(l.watched, filepath.SplitList(l.opts.Host.Getenv("PATH"))...)
 	l.watched = append(l.watched, l.machine.Python.SitePackages...)
 	if !l.opts.NoPrebuilt && !l.spec.Prebuilt.Off {
 		r, err := l.prebuilt(ctx)

@@ -216,7 +216,7 @@ func (p *planner) selectGfx() error {
 		return nil
 	}
 	const name = "PYTORCH_ROCM_ARCH"
-	list, err := compat.ParseGfxList(p.opts.getenv(name))
+	list, err := compat.ParseGfxList(p.opts.Host.Getenv(name))
 	if err != nil {
 		return &Error{Name: p.spec.Name, Diagnoses: []machine.Diagnosis{newDiagnosis("arch-unsupported", name+": "+err.Error(), "export "+name+`="gfx90a gfx1100"`)}}
 	}
@@ -257,10 +257,12 @@ func (p *planner) commands() {
 	common := []string{"-DTORCH_EXTENSION_NAME=" + s.Name}
 	if s.Torch {
 		common = append(common, "-DTORCH_API_INCLUDE_EXTENSION_H")
-		if before(m.Torch.Public(), "2.14") {
-			common = append(common, pybindTags(filepath.Join(m.Torch.Dir, "lib", torchLibraryName(m.OS, "torch_python")))...)
+		// A nightly build is of the release that it becomes, and one that cannot be read is new.
+		before := func(release string) bool { return versionLess(compat.Minor(m.Torch.Public()), release) }
+		if before("2.14") {
+			common = append(common, pybindTags(filepath.Join(m.Torch.Dir, "lib", machine.LibraryName(m.OS, "torch_python")))...)
 		}
-		if abi := m.Torch.CXX11ABI; abi == "0" || abi != "" && before(m.Torch.Public(), "2.11") {
+		if abi := m.Torch.CXX11ABI; abi == "0" || abi != "" && before("2.11") {
 			common = append(common, "-D_GLIBCXX_USE_CXX11_ABI="+abi)
 		}
 	}
@@ -337,7 +339,7 @@ var torchNVCCFlags = []string{
 func (p *planner) nvcc(common []string, standard string) []string {
 	flags, kit := p.spec.Flags.NVCC, p.kit()
 	argv := []string{kit.NVCC}
-	if f := strings.Fields(p.opts.getenv("PYTORCH_NVCC")); len(f) > 0 {
+	if f := strings.Fields(p.opts.Host.Getenv("PYTORCH_NVCC")); len(f) > 0 {
 		argv = f
 		p.launcher = "" // it brings its own
 	}
@@ -366,7 +368,7 @@ func (p *planner) nvcc(common []string, standard string) []string {
 // nvcc does.
 func (p *planner) hostCompiler() string {
 	for _, name := range []string{"CUDAHOSTCXX", "CC"} {
-		if f := strings.Fields(p.opts.getenv(name)); len(f) > 0 && p.m.Result("nvcc-host-compiler").Status == machine.OK {
+		if f := strings.Fields(p.opts.Host.Getenv(name)); len(f) > 0 && p.m.Result("nvcc-host-compiler").Status == machine.OK {
 			return f[len(f)-1]
 		}
 	}
@@ -420,13 +422,6 @@ func (p *planner) systemIncludes() []string {
 		dirs = append(dirs, inc)
 	}
 	return slices.DeleteFunc(dirs, func(d string) bool { return d == "/usr/include" })
-}
-
-func torchLibraryName(goos, name string) string {
-	if goos == "darwin" {
-		return "lib" + name + ".dylib"
-	}
-	return "lib" + name + ".so"
 }
 
 func (p *planner) linkCommand() {
@@ -535,7 +530,7 @@ func (p *planner) identify() error {
 		p.inputs, p.files = append(p.inputs, torch...), append(p.files, files...)
 	}
 	for _, v := range inputVariables {
-		if value := p.opts.getenv(v); value != "" {
+		if value := p.opts.Host.Getenv(v); value != "" {
 			add("variable "+v, value)
 		}
 	}
@@ -623,23 +618,6 @@ func isFile(path string) bool {
 
 func hasPrefix(list []string, prefix string) bool {
 	return slices.ContainsFunc(list, func(s string) bool { return strings.HasPrefix(s, prefix) })
-}
-
-// before compares versions of torch by their first two numbers. One that cannot be read is taken
-// for new.
-func before(version, limit string) bool {
-	a, b := strings.Split(version, "."), strings.Split(limit, ".")
-	for i := range 2 {
-		if i >= len(a) {
-			return false
-		}
-		x, err := strconv.Atoi(a[i])
-		y, _ := strconv.Atoi(b[i])
-		if err != nil || x != y {
-			return err == nil && x < y
-		}
-	}
-	return false
 }
 
 // fill puts the places of one run into a command.

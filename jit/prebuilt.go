@@ -128,7 +128,7 @@ func (l *loader) accept(ctx context.Context, file, module string) (bool, error) 
 	if err != nil {
 		return false, err
 	}
-	parts := []string{sum, file, module, l.machine.Python.Path, l.machine.Python.SOABI, l.machine.GLIBC, strconv.FormatBool(l.spec.Torch), l.opts.getenv("LD_LIBRARY_PATH")}
+	parts := []string{sum, file, module, l.machine.Python.Path, l.machine.Python.SOABI, l.machine.GLIBC, strconv.FormatBool(l.spec.Torch), l.opts.Host.Getenv("LD_LIBRARY_PATH")}
 	if l.spec.Torch {
 		torch, files := torchIdentity(l.machine)
 		parts = append(parts, torch.Digest())

@@ -347,6 +347,17 @@ func (t Torch) Public() string {
 	return v
 }
 
+// LibraryName is the file name of a shared library: libc10.so for c10. os is that of Go.
+func LibraryName(os, name string) string {
+	switch os {
+	case "windows":
+		return name + ".dll"
+	case "darwin":
+		return "lib" + name + ".dylib"
+	}
+	return "lib" + name + ".so"
+}
+
 // packaged reports whether a distribution built it. Its libraries are then among those of the system.
 func (t Torch) packaged() bool {
 	return strings.HasSuffix(t.Version, "+debian") || strings.HasPrefix(t.Dir, "/usr/lib/python3/dist-packages/")
@@ -404,20 +415,15 @@ func (p *prober) torch() Result {
 			return r
 		}
 		t.Dir = home
-		libs := []string{"libc10.so", "libtorch_cpu.so", "libtorch_python.so"}
+		libs := []string{"c10", "torch_cpu", "torch_python"}
 		if t.CUDA != "" {
-			libs = append(libs, "libc10_cuda.so", "libtorch_cuda.so")
+			libs = append(libs, "c10_cuda", "torch_cuda")
 		}
 		if t.HIP != "" {
-			libs = append(libs, "libc10_hip.so", "libtorch_hip.so")
+			libs = append(libs, "c10_hip", "torch_hip")
 		}
-		for _, l := range libs {
-			switch p.OS {
-			case "windows":
-				l = strings.TrimPrefix(strings.Replace(l, ".so", ".dll", 1), "lib")
-			case "darwin":
-				l = strings.Replace(l, ".so", ".dylib", 1)
-			}
+		for _, name := range libs {
+			l := LibraryName(p.OS, name)
 			if !p.isFile(p.path(home, "lib", l)) && !(t.packaged() && p.systemLibrary(l)) {
 				t.Missing = append(t.Missing, l)
 			}

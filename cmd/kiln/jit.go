@@ -139,9 +139,7 @@ func jitDir(flag string) (string, error) {
 
 // jitVariables fills in what flags did not say.
 func jitVariables(o *jit.Options) error {
-	if o.Archs == "" {
-		o.Archs = os.Getenv("TORCH_CUDA_ARCH_LIST")
-	}
+	o.Archs = cmp.Or(o.Archs, os.Getenv("TORCH_CUDA_ARCH_LIST"))
 	if v := os.Getenv("MAX_JOBS"); v != "" && o.Jobs == 0 {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 0 {

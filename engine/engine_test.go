@@ -324,7 +324,7 @@ func TestShrink(t *testing.T) {
 	step(2) // learned
 	need = 3
 	report := step(2)
-	if got, want := report.Jobs[0].Reason, "killed for memory, at last with one thing at a time: nvcc: killed; the largest peak was 5.3 GB"; got != want {
+	if got, want := report.Jobs[0].Reason, "killed for memory, at last with one thing at a time: nvcc: killed; the largest peak was 4.9 GiB"; got != want {
 		t.Errorf("reason %q, want %q", got, want)
 	}
 }
@@ -665,7 +665,7 @@ func TestOrder(t *testing.T) {
 			if most.Load() != 1 {
 				t.Errorf("%d ran beside it", most.Load()-1)
 			}
-			want := []string{"huge.1 warning counts with 106.3 GB of memory, more than the 17.2 GB that jobs may use: it runs alone"}
+			want := []string{"huge.1 warning counts with 99.0 GiB of memory, more than the 16.0 GiB that jobs may use: it runs alone"}
 			if diff := cmp.Diff(want, rec.lines(engine.EventWarning)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}

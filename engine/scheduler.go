@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // maxPassed is how many jobs may start before one that is ready, comes first and does not fit.
@@ -510,12 +511,12 @@ func (s *scheduler) start(t *task, disk int64) {
 	if !within(t.counts.MemoryBytes, s.limits.memory) {
 		s.alone = true
 		s.warn(t, fmt.Sprintf("counts with %s of memory, more than the %s that jobs may use: it runs alone",
-			bytesText(t.counts.MemoryBytes), bytesText(s.limits.memory)))
+			units.Bytes(t.counts.MemoryBytes), units.Bytes(s.limits.memory)))
 	}
 	if t.counts.DiskBytes > 0 && !within(t.counts.DiskBytes, disk) {
 		s.alone = true
 		s.warn(t, fmt.Sprintf("counts with %s of disk, more than the %s that jobs may use: it runs alone",
-			bytesText(t.counts.DiskBytes), bytesText(disk)))
+			units.Bytes(t.counts.DiskBytes), units.Bytes(disk)))
 	}
 	s.launches = append(s.launches, t)
 }
@@ -541,16 +542,6 @@ func (s *scheduler) resume(t *task, number int) {
 
 func (s *scheduler) warn(t *task, text string) {
 	s.emit(Event{Job: t.job.ID, Attempt: t.attempt.Number, Kind: EventWarning, Text: text})
-}
-
-func bytesText(n int64) string {
-	switch {
-	case n >= 1e9:
-		return fmt.Sprintf("%.1f GB", float64(n)/1e9)
-	case n >= 1e6:
-		return fmt.Sprintf("%.0f MB", float64(n)/1e6)
-	}
-	return fmt.Sprintf("%d bytes", n)
 }
 
 // limitError is the cause of a context whose wall time is over.
@@ -740,7 +731,7 @@ func (s *scheduler) judge(t *task, m message, r *record, e *Event) Status {
 	if cause == CauseMemory {
 		text = "killed for memory, at last with one thing at a time: " + text
 		if peak := t.report.Result.PeakMemoryBytes; peak > 0 {
-			text = fmt.Sprintf("%s; the largest peak was %s", text, bytesText(peak))
+			text = fmt.Sprintf("%s; the largest peak was %s", text, units.Bytes(peak))
 		}
 		r.Error, e.Error, t.report.Reason = text, text, text
 	}

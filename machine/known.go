@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -140,10 +141,10 @@ func resourceEntries() []entry {
 			say: func(f *finding) (string, string) {
 				d := "A file could not be written: the file system is full"
 				if f.e.FreeDiskBytes > 0 {
-					d = "The file system of the build has " + gib(f.e.FreeDiskBytes) + " left"
+					d = "The file system of the build has " + units.Bytes(f.e.FreeDiskBytes) + " left"
 				}
 				if f.e.NeedDiskBytes > 0 {
-					d += "; the row needs " + gib(f.e.NeedDiskBytes)
+					d += "; the row needs " + units.Bytes(f.e.NeedDiskBytes)
 				}
 				return d + ".", ways("free some space: `du -xh --max-depth=2 . | sort -h | tail` shows what is large", "or put TMPDIR and the work folder on a larger file system",
 					"inside a small tmpfs, such as /tmp of many containers, give it more with --tmpfs or a mount")
@@ -202,11 +203,11 @@ func onlyKilled(lines []string) bool {
 func peakText(e *Evidence) string {
 	switch {
 	case e.PeakMemoryBytes > 0 && e.MemoryLimitBytes > 0:
-		return fmt.Sprintf(": peak %s of a limit of %s", gib(e.PeakMemoryBytes), gib(e.MemoryLimitBytes))
+		return fmt.Sprintf(": peak %s of a limit of %s", units.Bytes(e.PeakMemoryBytes), units.Bytes(e.MemoryLimitBytes))
 	case e.PeakMemoryBytes > 0:
-		return ": peak " + gib(e.PeakMemoryBytes)
+		return ": peak " + units.Bytes(e.PeakMemoryBytes)
 	case e.MemoryLimitBytes > 0:
-		return ": the limit is " + gib(e.MemoryLimitBytes)
+		return ": the limit is " + units.Bytes(e.MemoryLimitBytes)
 	}
 	return ""
 }

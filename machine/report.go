@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // ReportFormat is the value of "format" in a [Report] written as JSON.
@@ -397,7 +398,7 @@ const minCacheDisk = 100 << 20
 
 func (x *examiner) disks() {
 	if x.m.FreeDiskBytes > 0 && x.m.FreeDiskBytes < minBuildDisk {
-		x.add(compat.Warning, "disk-full", "free some space, or work on another file system", "%s are free here; a build needs more than %s", gib(x.m.FreeDiskBytes), gib(minBuildDisk))
+		x.add(compat.Warning, "disk-full", "free some space, or work on another file system", "%s are free here; a build needs more than %s", units.Bytes(x.m.FreeDiskBytes), units.Bytes(minBuildDisk))
 	}
 	if x.m.TempNoExec {
 		x.add(compat.Warning, "noexec", "set TMPDIR to a folder that is not mounted noexec", "the temporary folder is mounted noexec: programs and modules in it do not run")
@@ -413,13 +414,13 @@ func (x *examiner) disks() {
 		x.add(compat.Error, "noexec", other, "%s, where compiled modules are kept, is mounted noexec: they can't be loaded from there", x.m.CacheDir)
 	}
 	if x.m.CacheDir != "" && x.m.CacheFreeBytes >= 0 && x.m.CacheFreeBytes < minCacheDisk {
-		x.add(compat.Warning, "disk-full", other, "%s are free in %s, where compiled modules are kept", gib(x.m.CacheFreeBytes), x.m.CacheDir)
+		x.add(compat.Warning, "disk-full", other, "%s are free in %s, where compiled modules are kept", units.Bytes(x.m.CacheFreeBytes), x.m.CacheDir)
 	}
 	if x.m.NetworkFileSystem != "" {
 		x.add(compat.Note, "file-access", "build on a local disk if it is slow", "this folder is on a network file system (%s): builds are slower, and locks may not work", x.m.NetworkFileSystem)
 	}
 	if x.m.MemoryBytes > 0 && x.m.MemoryBytes < 2<<30 {
-		x.add(compat.Warning, "oom", "MAX_JOBS=1", "%s of memory are free: compilers of device code need up to 5 GiB each", gib(x.m.MemoryBytes))
+		x.add(compat.Warning, "oom", "MAX_JOBS=1", "%s of memory are free: compilers of device code need up to 5 GiB each", units.Bytes(x.m.MemoryBytes))
 	}
 }
 

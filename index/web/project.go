@@ -626,28 +626,3 @@ func compareToolkits(a, b string) int {
 	}
 	return cmp.Or(cmp.Compare(rank(a), rank(b)), compareNumbers(strings.TrimPrefix(index.ToolkitName(b), "CUDA "), strings.TrimPrefix(index.ToolkitName(a), "CUDA ")))
 }
-
-func formatBytes(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	v, i := float64(n), 0
-	for v >= 1024 && i < len(units)-1 {
-		v /= 1024
-		i++
-	}
-	if i == 0 || v >= 100 {
-		return fmt.Sprintf("%.0f %s", v, units[i])
-	}
-	return fmt.Sprintf("%.1f %s", v, units[i])
-}
-
-// count writes a number with its noun: "1 file", "1,234 files".
-func count(n int, noun string) string {
-	s := strconv.Itoa(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	if n == 1 {
-		return s + " " + noun
-	}
-	return s + " " + noun + "s"
-}

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 //go:embed templates static
@@ -79,11 +80,11 @@ func newSite() (*site, error) {
 	}
 	s.pages, err = template.New("").Funcs(template.FuncMap{
 		"asset": func(name string) string { return s.assets[name].path },
-		"bytes": formatBytes,
+		"bytes": units.Bytes,
 		"date":  func(t time.Time) string { return t.UTC().Format("2006-01-02") },
 		"time":  func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") },
 		"stamp": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-		"count": count,
+		"count": units.Count,
 		"in":    func(list []string, s string) bool { return slices.Contains(list, s) },
 	}).ParseFS(embedded, "templates/*.html")
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	"math"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // WriteText renders the model as a summary and a heat map: one line for each layer, one column for each type of linear, bits
@@ -19,9 +21,9 @@ func (info *Info) WriteText(w io.Writer, color bool) error {
 	if info.TargetBits > 0 {
 		fmt.Fprintf(b, " (asked for: %g, head %g)", info.TargetBits, info.HeadBits)
 	}
-	fmt.Fprintf(b, "\n  quantized         %d linears, %s\n", info.Quantized, formatBytes(info.QuantBytes))
-	fmt.Fprintf(b, "  other tensors     %d, %s\n", info.Floats, formatBytes(info.FloatBytes))
-	fmt.Fprintf(b, "  files             %d, %s\n", len(info.Files), formatBytes(info.Bytes))
+	fmt.Fprintf(b, "\n  quantized         %d linears, %s\n", info.Quantized, units.Bytes(info.QuantBytes))
+	fmt.Fprintf(b, "  other tensors     %d, %s\n", info.Floats, units.Bytes(info.FloatBytes))
+	fmt.Fprintf(b, "  files             %d, %s\n", len(info.Files), units.Bytes(info.Bytes))
 	if len(info.BitsPerRow) > 0 {
 		fmt.Fprint(b, "  rows by width    ")
 		var total int64
@@ -72,7 +74,7 @@ func (info *Info) WriteText(w io.Writer, color bool) error {
 		row("all", info.Types, info.totalLayers)
 	}
 	for _, c := range info.Other {
-		fmt.Fprintf(b, "  %s: %.2f bits per weight, %d groups, %s\n", c.Type, c.Bits, c.Groups, formatBytes(c.Bytes))
+		fmt.Fprintf(b, "  %s: %.2f bits per weight, %d groups, %s\n", c.Type, c.Bits, c.Groups, units.Bytes(c.Bytes))
 	}
 	for _, p := range info.Problems {
 		fmt.Fprintf(b, "  problem: %s\n", p)
@@ -113,18 +115,6 @@ func ansiShade(bits float64) int {
 	return ramp[int(shade(bits)*float64(len(ramp)-1)+0.5)]
 }
 
-func formatBytes(n int64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	f, i := float64(n), 0
-	for f >= 1024 && i < len(units)-1 {
-		f, i = f/1024, i+1
-	}
-	if i == 0 {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.2f %s", f, units[i])
-}
-
 // WriteHTML renders the same as one page without outside references; the heat map is SVG and every cell tells its numbers.
 func (info *Info) WriteHTML(w io.Writer) error {
 	b := bufio.NewWriter(w)
@@ -145,9 +135,9 @@ svg text{font:11px ui-monospace,monospace;fill:#222}
 		fmt.Fprintf(b, "<dt>asked for</dt><dd>%g, head %g</dd>\n", info.TargetBits, info.HeadBits)
 	}
 	fmt.Fprintf(b, "<dt>quantized</dt><dd>%d linears, %s</dd>\n<dt>other tensors</dt><dd>%d, %s</dd>\n<dt>files</dt><dd>%d, %s</dd>\n",
-		info.Quantized, formatBytes(info.QuantBytes), info.Floats, formatBytes(info.FloatBytes), len(info.Files), formatBytes(info.Bytes))
+		info.Quantized, units.Bytes(info.QuantBytes), info.Floats, units.Bytes(info.FloatBytes), len(info.Files), units.Bytes(info.Bytes))
 	for _, c := range info.Other {
-		fmt.Fprintf(b, "<dt>%s</dt><dd>%.2f bits per weight, %d groups, %s</dd>\n", html.EscapeString(c.Type), c.Bits, c.Groups, formatBytes(c.Bytes))
+		fmt.Fprintf(b, "<dt>%s</dt><dd>%.2f bits per weight, %d groups, %s</dd>\n", html.EscapeString(c.Type), c.Bits, c.Groups, units.Bytes(c.Bytes))
 	}
 	fmt.Fprint(b, "</dl>\n")
 
@@ -163,7 +153,7 @@ svg text{font:11px ui-monospace,monospace;fill:#222}
 		hue := 220 - 220*shade(c.Bits)
 		x, y := left+col*cw, top+row*ch
 		fmt.Fprintf(b, `<g><title>%s: %.3f bits per weight, %d linears, %d groups, %s</title><rect x="%d" y="%d" width="%d" height="%d" fill="hsl(%.0f 75%% 70%%)"/><text x="%d" y="%d" text-anchor="middle">%.2f</text></g>`+"\n",
-			html.EscapeString(where), c.Bits, c.Count, c.Groups, formatBytes(c.Bytes), x, y, cw-2, ch-2, hue, x+cw/2-1, y+14, c.Bits)
+			html.EscapeString(where), c.Bits, c.Count, c.Groups, units.Bytes(c.Bytes), x, y, cw-2, ch-2, hue, x+cw/2-1, y+14, c.Bits)
 	}
 	row := func(r int, name string, cells []Cell, all Cell) {
 		fmt.Fprintf(b, `<text class="label" x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, top+r*ch+14, name)

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // WriteText renders the plan for a person: what will be written, what will not, and why.
@@ -19,13 +21,13 @@ func (p *Plan) WriteText(w io.Writer) error {
 			}
 		}
 	}
-	fmt.Fprintf(b, "  %d tensors, %s: %d converted to half precision, %d copied\n", tensors, formatBytes(p.TensorBytes), converted, tensors-converted)
-	fmt.Fprintf(b, "  %d files read, %s written\n", len(p.Inputs), formatBytes(p.Bytes))
+	fmt.Fprintf(b, "  %d tensors, %s: %d converted to half precision, %d copied\n", tensors, units.Bytes(p.TensorBytes), converted, tensors-converted)
+	fmt.Fprintf(b, "  %d files read, %s written\n", len(p.Inputs), units.Bytes(p.Bytes))
 	for _, s := range p.Shards {
-		fmt.Fprintf(b, "  %-40s %12s  %d tensors\n", s.Name, formatBytes(s.Size), len(s.Tensors))
+		fmt.Fprintf(b, "  %-40s %12s  %d tensors\n", s.Name, units.Bytes(s.Size), len(s.Tensors))
 	}
 	for _, f := range p.Files {
-		fmt.Fprintf(b, "  %-40s %12s  %s\n", f.Name, formatBytes(f.Size), f.Action)
+		fmt.Fprintf(b, "  %-40s %12s  %s\n", f.Name, units.Bytes(f.Size), f.Action)
 	}
 	if p.ManifestPath != "" {
 		fmt.Fprintf(b, "  %-40s %12s  digests\n", p.ManifestPath, "")

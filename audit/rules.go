@@ -5,45 +5,21 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/kiln-build/kiln/internal/diag"
 )
 
 // Severity says how bad a finding is.
-type Severity int
+type Severity = diag.Severity
 
-// The severities, mildest first. Off drops the findings of a rule.
+// The severities. Off drops the findings of a rule; an Error will not install, load or run somewhere
+// the wheel claims to.
 const (
-	Off     Severity = iota
-	Note             // worth knowing
-	Warning          // wasteful, doubtful, or unknown
-	Error            // will not install, load or run somewhere it claims to
+	Off     = diag.Off
+	Note    = diag.Note
+	Warning = diag.Warning
+	Error   = diag.Error
 )
-
-var severityNames = [...]string{"off", "note", "warning", "error"}
-
-func (s Severity) String() string {
-	if s < 0 || int(s) >= len(severityNames) {
-		return fmt.Sprintf("severity %d", int(s))
-	}
-	return severityNames[s]
-}
-
-// MarshalText writes the severity as its name.
-func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// UnmarshalText reads the name of a severity.
-func (s *Severity) UnmarshalText(text []byte) error {
-	v, err := ParseSeverity(string(text))
-	*s = v
-	return err
-}
-
-// ParseSeverity reads off, note, warning or error.
-func ParseSeverity(name string) (Severity, error) {
-	if i := slices.Index(severityNames[:], name); i >= 0 {
-		return Severity(i), nil
-	}
-	return Off, fmt.Errorf("unknown severity %q: use off, note, warning or error", name)
-}
 
 // The rules, as they stand in Finding.Rule. They are part of kiln's output and do not change.
 const (
@@ -132,7 +108,7 @@ func ParseSeverities(list []string) (map[string]Severity, error) {
 		if _, known := LookupRule(id); !known {
 			return nil, fmt.Errorf("severity %q: no rule %q", item, id)
 		}
-		s, err := ParseSeverity(name)
+		s, err := diag.ParseSeverity(name)
 		if err != nil {
 			return nil, fmt.Errorf("severity of %s: %w", id, err)
 		}

@@ -23,20 +23,15 @@ type Combo struct {
 	Kind   string // "wheel" (also if empty) or "sdist"; nothing is compiled for an sdist
 }
 
-// Severity orders findings.
-type Severity int
+// Severity says how bad a finding is.
+type Severity = diag.Severity
 
-// The severities, mildest first.
+// The severities. A Warning may also contradict an inferred row.
 const (
-	Note    Severity = iota // worth knowing
-	Warning                 // unknown, wasteful, or contradicts an inferred row
-	Error                   // cannot work
+	Note    = diag.Note
+	Warning = diag.Warning
+	Error   = diag.Error
 )
-
-func (s Severity) String() string { return [...]string{"note", "warning", "error"}[s] }
-
-// MarshalText writes the severity as its name.
-func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // The rules, as they stand in [Finding.Rule]. They are part of kiln's output and
 // do not change.

@@ -459,7 +459,7 @@ func (p *planner) add(row Row, from origin) {
 			continue // about kiln's own default, which nobody chose
 		}
 		at := from.place(f.Axes...)
-		d := diag.Diagnostic{Severity: severity(f.Severity), Rule: f.Rule, Message: f.Message, Hint: f.Fix, Pos: at.pos, Width: at.width}
+		d := diag.Diagnostic{Severity: f.Severity, Rule: f.Rule, Message: f.Message, Hint: f.Fix, Pos: at.pos, Width: at.width}
 		if len(f.Axes) > 1 {
 			if other := from.place(f.Axes[1:]...); other != at {
 				d.Related = []diag.Related{{Pos: other.pos, Message: f.Axes[1] + " is given here"}}
@@ -497,16 +497,6 @@ func (p *planner) skip(row Row, rule, reason string, at place) {
 	if p.opts.Select == nil || p.opts.Select.Match(&row) {
 		p.plan.Skipped = append(p.plan.Skipped, Skip{Row: row, Rule: rule, Reason: reason, Pos: at.pos})
 	}
-}
-
-func severity(s compat.Severity) diag.Severity {
-	switch s {
-	case compat.Error:
-		return diag.Error
-	case compat.Warning:
-		return diag.Warning
-	}
-	return diag.Note
 }
 
 // finding reports something about a row. The same thing about many rows is one

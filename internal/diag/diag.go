@@ -45,29 +45,45 @@ func (p Pos) compare(q Pos) int {
 	return cmp.Or(cmp.Compare(p.File, q.File), cmp.Compare(p.Line, q.Line), cmp.Compare(p.Column, q.Column))
 }
 
-// Severity orders diagnostics: only an Error stops a command.
+// Severity says how bad something is: a greater one is worse. Only an Error, the zero value, stops a
+// command.
 type Severity int
 
 // The severities, worst first.
 const (
-	Error Severity = iota
-	Warning
-	Note
+	Error   Severity = -iota // cannot work
+	Warning                  // unknown, wasteful or doubtful
+	Note                     // worth knowing
+	Off                      // not to be said at all
 )
+
+var severityNames = [...]string{-Error: "error", -Warning: "warning", -Note: "note", -Off: "off"}
 
 // String returns the word that users see.
 func (s Severity) String() string {
-	switch s {
-	case Error:
-		return "error"
-	case Warning:
-		return "warning"
+	if s > Error || s < Off {
+		return fmt.Sprintf("severity %d", int(s))
 	}
-	return "note"
+	return severityNames[-s]
 }
 
 // MarshalText writes the word, so that JSON output reads "severity": "error".
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads the word.
+func (s *Severity) UnmarshalText(text []byte) error {
+	v, err := ParseSeverity(string(text))
+	*s = v
+	return err
+}
+
+// ParseSeverity reads off, note, warning or error.
+func ParseSeverity(name string) (Severity, error) {
+	if i := slices.Index(severityNames[:], name); i >= 0 {
+		return Severity(-i), nil
+	}
+	return Off, fmt.Errorf("unknown severity %q: use off, note, warning or error", name)
+}
 
 // Related points at a second place that explains the first.
 type Related struct {
@@ -123,7 +139,7 @@ func (l List) HasErrors() bool { return l.Count(Error) > 0 }
 // otherwise the order of addition is kept.
 func (l List) Sort() {
 	slices.SortStableFunc(l, func(a, b Diagnostic) int {
-		return cmp.Or(a.Pos.compare(b.Pos), cmp.Compare(a.Severity, b.Severity))
+		return cmp.Or(a.Pos.compare(b.Pos), cmp.Compare(b.Severity, a.Severity))
 	})
 }
 

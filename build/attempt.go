@@ -34,10 +34,10 @@ var scripts embed.FS
 // attempt is one try at a row. Stages leave in it what later stages need.
 type attempt struct {
 	*record.Recipe
-	opts  *Options
-	try   *engine.Attempt
-	stage string
-	log   *tailWriter
+	builder *Builder
+	try     *engine.Attempt
+	stage   string
+	log     *tailWriter
 
 	// work is the row's own folder: the same path in every attempt, because paths
 	// get into binaries. It is emptied at the start.
@@ -46,7 +46,6 @@ type attempt struct {
 
 	box     sandbox.Box
 	openers []sandbox.Box
-	python  string // the row's interpreter outside of any virtual environment, as seen in the box
 	venv    string // folder of the virtual environment
 	pipHome string // folder of the pip that fills it
 	facts   facts
@@ -79,16 +78,16 @@ const (
 	insideKiln  = "/kiln/bin/kiln"
 )
 
-// runAttempt carries out a recipe. It is the function of the local engine runner.
-func runAttempt(ctx context.Context, opts *Options, recipe *record.Recipe, try *engine.Attempt) (engine.Result, error) {
+// attempt carries out a recipe. It is the function of the local engine runner.
+func (b *Builder) attempt(ctx context.Context, recipe *record.Recipe, try *engine.Attempt) (engine.Result, error) {
 	logFile, err := try.OpenLog()
 	if err != nil {
 		return engine.Result{}, err
 	}
 	defer logFile.Close()
 	a := &attempt{
-		Recipe: recipe, opts: opts, try: try, log: &tailWriter{to: logFile},
-		work: filepath.Join(opts.localDir(), "work", recipe.Row.ID),
+		Recipe: recipe, builder: b, try: try, log: &tailWriter{to: logFile},
+		work: filepath.Join(b.localDir(), "work", recipe.Row.ID),
 	}
 	a.jobs = a.parallelism()
 	a.record = record.Record{Recipe: *recipe, Started: time.Now().UTC(), Attempt: try.Number, Jobs: a.jobs}
@@ -102,39 +101,49 @@ func runAttempt(ctx context.Context, opts *Options, recipe *record.Recipe, try *
 		return engine.Result{PeakMemoryBytes: a.peak}, err
 	}
 	disk := folderSize(a.work)
-	if !opts.KeepWork {
+	if !b.KeepWork {
 		if err := os.RemoveAll(a.work); err != nil {
 			return engine.Result{}, err
 		}
 	}
-	outputs, err := json.Marshal(a.outputs())
+	outputs, err := json.Marshal(rowOutputs{Files: a.record.Files, Test: a.record.Test.Result, Compiles: a.record.Compiles})
 	return engine.Result{PeakMemoryBytes: a.peak, DiskBytes: disk, Outputs: outputs}, err
 }
 
+// run goes through the stages.
 func (a *attempt) run(ctx context.Context) error {
 	for _, s := range stages {
-		a.stage = s.name
-		fmt.Fprintf(a.log, "\n== %s: %s ==\n", s.name, s.doing)
-		done := a.try.Stage(s.name)
-		start := time.Now()
-		err := s.run(a, ctx)
-		if skip, ok := errors.AsType[*skipStage](err); ok {
-			fmt.Fprintf(a.log, "skipped: %s\n", skip.why)
-			a.record.Stages = append(a.record.Stages, record.Stage{Name: s.name, Skipped: skip.why})
-			done(nil)
-			continue
-		}
-		if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
-			err = a.explain(ctx, err)
-		}
-		done(err)
-		a.record.Stages = append(a.record.Stages, record.Stage{Name: s.name, Seconds: time.Since(start).Seconds()})
-		if err != nil {
+		if err := a.runStage(ctx, s); err != nil {
 			a.keepShell()
 			return err
 		}
 	}
 	return nil
+}
+
+// runStage is all that goes around every stage: the log, the events of the engine, the record, the
+// reason of a stage that is skipped, and the explanation of an error.
+func (a *attempt) runStage(ctx context.Context, s stage) error {
+	a.stage = s.name
+	fmt.Fprintf(a.log, "\n== %s: %s ==\n", s.name, s.doing)
+	done := a.try.Stage(s.name)
+	start := time.Now()
+	err := skip("the files of an earlier build stand")
+	if !s.makes || !a.reused {
+		err = s.run(ctx, a)
+	}
+	if skipped, ok := errors.AsType[*skipStage](err); ok {
+		fmt.Fprintf(a.log, "skipped: %s\n", skipped.why)
+		a.record.Stages = append(a.record.Stages, record.Stage{Name: s.name, Skipped: skipped.why})
+		done(nil)
+		return nil
+	}
+	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
+		err = a.explain(ctx, err)
+	}
+	done(err)
+	a.record.Stages = append(a.record.Stages, record.Stage{Name: s.name, Seconds: time.Since(start).Seconds()})
+	return err
 }
 
 // skipStage is the error of a stage that has nothing to do.
@@ -170,21 +179,21 @@ func (a *attempt) parallelism() int {
 
 // open makes an environment that is closed with the attempt.
 func (a *attempt) open(ctx context.Context, name, image string, setup [][]string, mounts []sandbox.Mount) (sandbox.Box, error) {
-	mounts = append(mounts, sandbox.Mount{Host: a.opts.cacheDir(), Inside: insideCache})
-	if a.opts.Network.CertFile != "" {
-		mounts = append(mounts, sandbox.Mount{Host: a.opts.Network.CertFile, Inside: insideCert, ReadOnly: true})
+	mounts = append(mounts, sandbox.Mount{Host: a.builder.cacheDir(), Inside: insideCache})
+	if a.builder.Network.CertFile != "" {
+		mounts = append(mounts, sandbox.Mount{Host: a.builder.Network.CertFile, Inside: insideCert, ReadOnly: true})
 	}
-	if a.opts.Kiln != "" {
-		mounts = append(mounts, sandbox.Mount{Host: a.opts.Kiln, Inside: insideKiln, ReadOnly: true})
+	if a.builder.Kiln != "" {
+		mounts = append(mounts, sandbox.Mount{Host: a.builder.Kiln, Inside: insideKiln, ReadOnly: true})
 	}
 	if t := a.Settings.TorchSource; t.Kind == "path" {
-		mounts = append(mounts, sandbox.Mount{Host: a.opts.path(t.Location), Inside: insideTorch, ReadOnly: true})
+		mounts = append(mounts, sandbox.Mount{Host: a.builder.path(t.Location), Inside: insideTorch, ReadOnly: true})
 	}
-	if a.opts.share != nil && name == "build" {
-		mounts = append(mounts, sandbox.Mount{Host: a.opts.share.Dir, Inside: insideSlots})
+	if a.builder.share != nil && name == "build" {
+		mounts = append(mounts, sandbox.Mount{Host: a.builder.share.Dir, Inside: insideSlots})
 	}
-	box, err := a.opts.Sandboxes.Open(ctx, sandbox.Spec{
-		Name: a.Row.ID + "-" + name, Owner: a.opts.owner, Image: image, Setup: setup, Mounts: mounts,
+	box, err := a.builder.Sandboxes.Open(ctx, sandbox.Spec{
+		Name: a.Row.ID + "-" + name, Owner: a.builder.owner, Image: image, Setup: setup, Mounts: mounts,
 		MemoryBytes: a.memoryLimit(), PIDs: 4096, Log: a.log,
 	})
 	if err != nil {
@@ -342,7 +351,7 @@ func (a *attempt) evidence(ctx context.Context, err error) machine.Evidence {
 	return e
 }
 
-// python runs an interpreter on one of kiln's scripts and decodes what it prints.
+// script runs an interpreter on one of kiln's scripts and decodes what it prints.
 func (a *attempt) script(ctx context.Context, box sandbox.Box, python, dir, name string, env []string, result any, args ...string) error {
 	var out bytes.Buffer
 	argv := append([]string{python, "-I", box.Inside(filepath.Join(dir, name))}, args...)

@@ -14,9 +14,9 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
-// audit reads the wheel's binaries and compares them with the row and with the very
+// auditWheel reads the wheel's binaries and compares them with the row and with the very
 // torch it was built against. An error of the audit fails the row.
-func (a *attempt) audit(ctx context.Context) error {
+func auditWheel(ctx context.Context, a *attempt) error {
 	var file string
 	for _, f := range a.files {
 		if strings.HasSuffix(f, ".whl") {
@@ -83,15 +83,15 @@ func (a *attempt) torchSnapshot(ctx context.Context) (*audit.Snapshot, error) {
 			return audit.TakeSnapshot(ctx, dir, audit.SnapshotOptions{})
 		}
 	}
-	if a.opts.Kiln == "" {
+	if a.builder.Kiln == "" {
 		return nil, nil //nolint:nilnil // the audit takes what it knows of that version, if torch is a published one
 	}
 	out := filepath.Join(a.work, "snapshot")
 	if err := os.MkdirAll(out, 0o777); err != nil {
 		return nil, err
 	}
-	env := sortedEnv(a.baseEnv(a.box, a.home(), a.temp()))
-	argv := []string{a.box.Inside(a.opts.Kiln), "audit", "snapshot", path.Dir(a.facts.Torch.File), "-o", a.box.Inside(out)}
+	env := sortedEnv(a.baseEnv(a.box))
+	argv := []string{a.box.Inside(a.builder.Kiln), "audit", "snapshot", path.Dir(a.facts.Torch.File), "-o", a.box.Inside(out)}
 	if _, err := a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.work, Env: env}); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package build
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -28,7 +29,7 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
-// Options is how [Run] builds. Dir and Sandboxes must be set.
+// Options is how a [Builder] builds. Dir and Sandboxes must be set.
 type Options struct {
 	// Dir is the folder of packages.yml; paths in it are relative to it.
 	Dir string
@@ -84,11 +85,16 @@ type Options struct {
 	// OnEvent gets the engine's events. Log gets what is not about a row.
 	OnEvent func(engine.Event)
 	Log     *slog.Logger
+}
+
+// Builder builds rows with one set of options. Its methods are not for use at the same time.
+type Builder struct {
+	Options
 
 	sources *sources
 	owner   string
-	site    string // the owner without the row: names the folder in Scratch
-	share   *share.Session
+	site    string         // the owner without the row: names the folder in Scratch
+	share   *share.Session // nil if nothing is shared
 }
 
 // Network says where packages come from and how they are reached. Only commands that
@@ -134,57 +140,60 @@ type rowOutputs struct {
 	Compiles *record.Compiles `json:"compiles,omitempty"`
 }
 
-func (a *attempt) outputs() rowOutputs {
-	return rowOutputs{Files: a.record.Files, Test: a.record.Test.Result, Compiles: a.record.Compiles}
+// New completes the options and makes a builder of them.
+func New(opts Options) (*Builder, error) {
+	b := &Builder{Options: opts}
+	if err := b.setFolders(); err != nil {
+		return nil, err
+	}
+	if b.Compat == nil {
+		b.Compat = compat.Default()
+	}
+	if b.Log == nil {
+		b.Log = slog.New(slog.DiscardHandler)
+	}
+	b.Recipe.Sandbox = b.Sandboxes.Name()
+	client, err := b.Network.client()
+	if err != nil {
+		return nil, err
+	}
+	b.sources = &sources{
+		dir: b.Dir, cache: filepath.Join(b.StateDir, "sources"), exclude: []string{b.StateDir, b.DistDir},
+		network: b.Network, client: client, gitEnv: b.gitEnv(),
+	}
+	return b, nil
 }
 
-func (o *Options) fill() error {
-	var err error
-	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+func (b *Builder) setFolders() (err error) {
+	if b.Dir, err = filepath.Abs(b.Dir); err != nil {
 		return err
 	}
-	if o.StateDir == "" {
-		o.StateDir = filepath.Join(o.Dir, ".kiln")
-	}
-	if o.DistDir == "" {
-		o.DistDir = filepath.Join(o.Dir, "dist")
-	}
-	if o.StateDir, err = filepath.Abs(o.StateDir); err != nil {
+	b.StateDir = cmp.Or(b.StateDir, filepath.Join(b.Dir, ".kiln"))
+	b.DistDir = cmp.Or(b.DistDir, filepath.Join(b.Dir, "dist"))
+	if b.StateDir, err = filepath.Abs(b.StateDir); err != nil {
 		return err
 	}
-	if o.DistDir, err = filepath.Abs(o.DistDir); err != nil {
-		return err
-	}
-	if o.Compat == nil {
-		o.Compat = compat.Default()
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	o.Recipe.Sandbox = o.Sandboxes.Name()
-	client, err := o.Network.client()
-	if err != nil {
-		return err
-	}
+	b.DistDir, err = filepath.Abs(b.DistDir)
+	return err
+}
+
+// gitEnv is the environment of git, which fetches sources outside of the sandboxes.
+func (b *Builder) gitEnv() []string {
 	git := map[string]string{
-		"PATH": strings.Join(o.searchPath(), ":"), "HOME": filepath.Join(o.StateDir, "home"), "LC_ALL": "C.UTF-8",
+		"PATH": strings.Join(b.searchPath(), ":"), "HOME": filepath.Join(b.StateDir, "home"), "LC_ALL": "C.UTF-8",
 		"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1",
 		// The folder may belong to another user than the one that builds.
 		"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
 	}
-	if o.Network.CertFile != "" {
-		git["GIT_SSL_CAINFO"] = o.Network.CertFile
+	if b.Network.CertFile != "" {
+		git["GIT_SSL_CAINFO"] = b.Network.CertFile
 	}
-	for _, p := range o.Network.Proxies {
+	for _, p := range b.Network.Proxies {
 		if name, value, ok := strings.Cut(p, "="); ok {
 			git[name] = value
 		}
 	}
-	o.sources = &sources{
-		dir: o.Dir, cache: filepath.Join(o.StateDir, "sources"), exclude: []string{o.StateDir, o.DistDir},
-		network: o.Network, client: client, gitEnv: sortedEnv(git),
-	}
-	return nil
+	return sortedEnv(git)
 }
 
 // client returns an HTTP client that trusts what the user trusts.
@@ -204,32 +213,32 @@ func (n Network) client() (*http.Client, error) {
 	return &http.Client{Transport: transport, Timeout: 10 * time.Minute}, nil
 }
 
-func (o *Options) cacheDir() string { return filepath.Join(o.localDir(), "cache") }
+func (b *Builder) cacheDir() string { return filepath.Join(b.localDir(), "cache") }
 
 // localDir is where work folders and caches are.
-func (o *Options) localDir() string {
-	if o.Scratch == "" {
-		return o.StateDir
+func (b *Builder) localDir() string {
+	if b.Scratch == "" {
+		return b.StateDir
 	}
-	return filepath.Join(o.Scratch, "kiln-"+o.site)
+	return filepath.Join(b.Scratch, "kiln-"+b.site)
 }
 
 // path returns a path of packages.yml.
-func (o *Options) path(p string) string {
+func (b *Builder) path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
 	}
-	return filepath.Join(o.Dir, filepath.FromSlash(p))
+	return filepath.Join(b.Dir, filepath.FromSlash(p))
 }
 
 // searchPath returns the folders in which programs are looked for.
-func (o *Options) searchPath() []string {
+func (b *Builder) searchPath() []string {
 	usual := []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-	if o.Sandboxes.Name() != "host" || o.Path == "" {
+	if b.Sandboxes.Name() != "host" || b.Path == "" {
 		return usual
 	}
 	var dirs []string
-	for dir := range strings.SplitSeq(o.Path, string(filepath.ListSeparator)) {
+	for dir := range strings.SplitSeq(b.Path, string(filepath.ListSeparator)) {
 		if filepath.IsAbs(dir) {
 			dirs = append(dirs, dir)
 		}
@@ -239,46 +248,29 @@ func (o *Options) searchPath() []string {
 
 // Run builds the rows of a plan that are not there yet, and returns when nothing of it
 // is running any more. Rows that fail are in the result and are no error of Run.
-func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options) (*Result, error) {
-	if err := opts.fill(); err != nil {
+func (b *Builder) Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row) (*Result, error) {
+	if err := b.ownerID(); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(opts.StateDir, 0o777); err != nil {
-		return nil, err
-	}
-	if err := opts.ownerID(); err != nil {
-		return nil, err
-	}
-	recipes, jobs, err := opts.jobs(ctx, plan, rows)
+	recipes, jobs, err := b.jobs(ctx, plan, rows)
 	if err != nil {
 		return nil, err
 	}
-	if opts.Cluster == nil {
-		if opts.share, err = opts.startSharing(ctx); err != nil {
+	if b.Cluster == nil {
+		if b.share, err = b.startSharing(ctx); err != nil {
 			return nil, err
 		}
 	}
-	local := engine.Local(func(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
-		recipe := recipes[try.Job.ID]
-		if reason := opts.foreign(&recipe.Row); reason != "" {
-			return engine.Result{}, engine.Skip(reason)
-		}
-		return runAttempt(ctx, &opts, recipe, try)
-	})
-	local.OnSweep = func(ctx context.Context, _ []engine.Lost) error {
-		_, err := opts.Sandboxes.Sweep(ctx, opts.owner)
-		opts.sweepTemps()
-		return err
-	}
-	runner, cpu, memory := engine.Runner(local), opts.CPU, opts.MemoryBytes
-	if opts.Cluster != nil {
-		runner, cpu, memory = &clusterRows{opts.Cluster, &opts, recipes}, 0, 0
+	runner, cpu, memory := b.runner(recipes), b.CPU, b.MemoryBytes
+	if b.Cluster != nil {
+		cpu, memory = 0, 0
 	}
 	report, err := engine.Run(ctx, jobs, engine.Options{
-		Dir: opts.StateDir, Runner: runner, CPU: cpu, MemoryBytes: memory, Jobs: opts.Jobs, FailFast: opts.FailFast,
-		OnEvent: opts.OnEvent, Log: opts.Log, CleanDisk: opts.cleanDisk, Reuse: opts.stillThere,
+		Dir: b.StateDir, Runner: runner, CPU: cpu, MemoryBytes: memory, Jobs: b.Jobs, FailFast: b.FailFast,
+		OnEvent: b.OnEvent, Log: b.Log, CleanDisk: b.cleanDisk, Reuse: b.stillThere,
 	})
-	err = errors.Join(err, opts.share.Close())
+	err = errors.Join(err, b.share.Close())
+	b.share = nil
 	if report == nil {
 		return nil, err
 	}
@@ -287,18 +279,47 @@ func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options
 		r := RowResult{Row: rows[i], JobReport: job}
 		if job.Status == engine.StatusDone || job.Status == engine.StatusReused {
 			var bad error
-			if r.Record, bad = opts.finishedRecord(ctx, rows[i].ID); bad != nil {
+			if r.Record, bad = b.finishedRecord(ctx, rows[i].ID); bad != nil {
 				err = errors.Join(err, bad)
 			}
 		}
 		result.Rows = append(result.Rows, r)
 	}
-	return result, errors.Join(err, opts.learn(result))
+	return result, errors.Join(err, b.learn(result))
+}
+
+// Run builds rows with a new [Builder].
+func Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row, opts Options) (*Result, error) {
+	b, err := New(opts)
+	if err != nil {
+		return nil, err
+	}
+	return b.Run(ctx, plan, rows)
+}
+
+// runner makes the attempts: here, or on the machines of the cluster.
+func (b *Builder) runner(recipes map[string]*record.Recipe) engine.Runner {
+	if b.Cluster != nil {
+		return &clusterRows{b.Cluster, b, recipes}
+	}
+	local := engine.Local(func(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
+		recipe := recipes[try.Job.ID]
+		if reason := b.foreign(&recipe.Row); reason != "" {
+			return engine.Result{}, engine.Skip(reason)
+		}
+		return b.attempt(ctx, recipe, try)
+	})
+	local.OnSweep = func(ctx context.Context, _ []engine.Lost) error {
+		_, err := b.Sandboxes.Sweep(ctx, b.owner)
+		b.sweepTemps()
+		return err
+	}
+	return local
 }
 
 // jobs resolves the sources and makes the recipes.
-func (o *Options) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row) (map[string]*record.Recipe, []engine.Job, error) {
-	known := o.sources.loadKnown()
+func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row) (map[string]*record.Recipe, []engine.Job, error) {
+	known := b.sources.loadKnown()
 	before, _ := json.Marshal(known)
 	recipes := map[string]*record.Recipe{}
 	resolved := map[string]record.Source{}
@@ -313,7 +334,7 @@ func (o *Options) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 		source, ok := resolved[string(key)]
 		if !ok {
 			var err error
-			if source, err = o.sources.resolve(ctx, row, settings.Source, known); err != nil {
+			if source, err = b.sources.resolve(ctx, row, settings.Source, known); err != nil {
 				faults = append(faults, err)
 			}
 			resolved[string(key)] = source
@@ -321,9 +342,9 @@ func (o *Options) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 		if err := checkSeverities(settings.Audit); err != nil {
 			return nil, nil, fmt.Errorf("%s: audit: %w", row.Package, err)
 		}
-		recipe, err := NewRecipe(row, settings, source, o.Recipe)
+		recipe, err := NewRecipe(row, settings, source, b.Recipe)
 		if err != nil {
-			if o.foreign(&row) == "" {
+			if b.foreign(&row) == "" {
 				faults = append(faults, err)
 				continue
 			}
@@ -335,11 +356,11 @@ func (o *Options) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 			return nil, nil, err
 		}
 		digest := recipe.Digest
-		if o.Rebuild || o.Retest {
+		if b.Rebuild || b.Retest {
 			digest = ""
 		}
 		jobs = append(jobs, engine.Job{
-			ID: row.ID, Digest: digest, Class: row.Package + " " + row.CUDA + row.ROCm, Resources: o.resources(settings),
+			ID: row.ID, Digest: digest, Class: row.Package + " " + row.CUDA + row.ROCm, Resources: b.resources(settings),
 			WallLimit: wallLimit(settings), Payload: payload,
 		})
 	}
@@ -347,7 +368,7 @@ func (o *Options) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 		return nil, nil, errors.Join(faults...)
 	}
 	if after, _ := json.Marshal(known); !bytes.Equal(before, after) {
-		if err := o.sources.saveKnown(known); err != nil {
+		if err := b.sources.saveKnown(known); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -369,8 +390,8 @@ func wallLimit(s matrix.Settings) time.Duration {
 
 // resources is what a row asks for as long as nothing was learned: as many compilers as
 // there are processors, fewer if memory does not suffice for so many.
-func (o *Options) resources(s matrix.Settings) engine.Resources {
-	cpu := o.CPU
+func (b *Builder) resources(s matrix.Settings) engine.Resources {
+	cpu := b.CPU
 	if cpu == 0 {
 		cpu = runtime.NumCPU()
 	}
@@ -383,7 +404,7 @@ func (o *Options) resources(s matrix.Settings) engine.Resources {
 		per = defaultMemoryPerJob
 	}
 	per *= int64(max(1, s.Resources.NVCCThreads))
-	budget := o.MemoryBytes
+	budget := b.MemoryBytes
 	if budget == 0 {
 		if m, err := memory.Read(); err == nil {
 			budget = m.BudgetBytes()
@@ -398,12 +419,12 @@ func (o *Options) resources(s matrix.Settings) engine.Resources {
 }
 
 // foreign says why this machine cannot build a row at all, or "".
-func (o *Options) foreign(row *matrix.Row) string {
+func (b *Builder) foreign(row *matrix.Row) string {
 	if row.Kind == matrix.KindSdist || row.Platform == "any" {
 		return ""
 	}
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
-	if o.Sandboxes.Name() == "host" && runtime.GOOS != "linux" {
+	if b.Sandboxes.Name() == "host" && runtime.GOOS != "linux" {
 		return "kiln builds on Linux; this machine has " + runtime.GOOS
 	}
 	if strings.HasSuffix(row.Platform, "linux_"+arch) || strings.Contains(row.Platform, "linux_") && strings.HasSuffix(row.Platform, "_"+arch) {
@@ -413,20 +434,21 @@ func (o *Options) foreign(row *matrix.Row) string {
 }
 
 // stillThere refuses to reuse a result whose files are gone or changed.
-func (o *Options) stillThere(_ engine.Job, result engine.Result) error {
+func (b *Builder) stillThere(_ engine.Job, result engine.Result) error {
 	var out rowOutputs
 	if err := json.Unmarshal(result.Outputs, &out); err != nil {
 		return err
 	}
-	return o.intact(out.Files)
+	return b.intact(out.Files)
 }
 
-// sweepTemps removes the files that a killed kiln was writing. Only attempts write calls, and none is running. The other folders may belong
-// to somebody else as well, so a file there has to be older than any writer takes.
-func (o *Options) sweepTemps() {
+// sweepTemps removes the files that a killed kiln was writing. Only attempts write calls, and none is
+// running. The other folders may be used by others as well, so a file there has to be older than any
+// writer takes.
+func (b *Builder) sweepTemps() {
 	const longest = time.Hour
 	for dir, age := range map[string]time.Duration{
-		share.CallsDir(o.StateDir): 0, o.StateDir: longest, o.cacheDir(): longest, o.DistDir: longest, filepath.Join(o.DistDir, record.Dir): longest,
+		share.CallsDir(b.StateDir): 0, b.StateDir: longest, b.cacheDir(): longest, b.DistDir: longest, filepath.Join(b.DistDir, record.Dir): longest,
 	} {
 		entries, _ := os.ReadDir(dir) // it may not be there yet
 		for _, e := range entries {
@@ -435,38 +457,41 @@ func (o *Options) sweepTemps() {
 				continue
 			}
 			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-				o.Log.Warn("cannot remove what a killed run left behind", "error", err)
+				b.Log.Warn("cannot remove what a killed run left behind", "error", err)
 			}
 		}
 	}
 }
 
 // cleanDisk removes what can be made again.
-func (o *Options) cleanDisk(context.Context) error {
-	return os.RemoveAll(o.cacheDir())
+func (b *Builder) cleanDisk(context.Context) error {
+	return os.RemoveAll(b.cacheDir())
 }
 
-// ownerID gives the state folder a name of its own, so that what a killed run left
-// behind can be told from what belongs to others.
-func (o *Options) ownerID() error {
-	path := filepath.Join(o.StateDir, "id")
+func (b *Builder) ownerID() (err error) {
+	b.owner, err = OwnerID(b.StateDir)
+	b.site = b.owner
+	return err
+}
+
+// OwnerID returns the name that a state folder has for what it leaves elsewhere, so that what a
+// killed run left behind can be told from what belongs to others. It is made if it is missing.
+func OwnerID(stateDir string) (string, error) {
+	if err := os.MkdirAll(stateDir, 0o777); err != nil {
+		return "", err
+	}
+	path := filepath.Join(stateDir, "id")
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		text = []byte(newID())
-		if err := fsx.WriteFile(path, text, 0o666); err != nil {
-			return err
-		}
-	} else if err != nil {
-		return err
+		err = fsx.WriteFile(path, text, 0o666)
 	}
-	o.owner = strings.TrimSpace(string(text))
-	o.site = o.owner
-	return nil
+	return strings.TrimSpace(string(text)), err
 }
 
 // learn writes what was measured where kiln plan looks for it.
-func (o *Options) learn(result *Result) error {
-	path := filepath.Join(o.StateDir, "history.json")
+func (b *Builder) learn(result *Result) error {
+	path := filepath.Join(b.StateDir, "history.json")
 	history := &matrix.History{}
 	if f, err := os.Open(path); err == nil {
 		old, err := matrix.ReadHistory(f)
@@ -493,7 +518,7 @@ func (o *Options) learn(result *Result) error {
 	if !changed {
 		return nil
 	}
-	calls, err := share.ReadCalls(o.StateDir)
+	calls, err := share.ReadCalls(b.StateDir)
 	if err != nil {
 		return err
 	}

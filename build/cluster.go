@@ -19,13 +19,13 @@ import (
 // clusterRows hands rows to other machines, but for those that no machine like this one can build.
 type clusterRows struct {
 	engine.Keeper
-	opts    *Options
+	builder *Builder
 	recipes map[string]*record.Recipe
 }
 
 // Run implements [engine.Runner].
 func (c *clusterRows) Run(ctx context.Context, try *engine.Attempt) (engine.Result, error) {
-	if reason := c.opts.foreign(&c.recipes[try.Job.ID].Row); reason != "" {
+	if reason := c.builder.foreign(&c.recipes[try.Job.ID].Row); reason != "" {
 		return engine.Result{}, engine.Skip(reason)
 	}
 	result, err := c.Keeper.Run(ctx, try)
@@ -66,13 +66,6 @@ func (c *clusterRows) explained(try *engine.Attempt, err error) error {
 	return engine.Fail(engine.CauseOf(err), &RowError{Row: f.Row, Stage: f.Stage, Diagnosis: *f.Diagnosis, Log: f.Log, Err: errors.New(f.Error)})
 }
 
-// OwnerID returns the name that a state folder has for what it leaves elsewhere. It is made if it is missing.
-func OwnerID(stateDir string) (string, error) {
-	o := Options{StateDir: stateDir}
-	err := o.ownerID()
-	return o.owner, err
-}
-
 // RowRunner makes attempts at rows that another process planned: the recipe is the job's payload. CPU and MemoryBytes are
 // what this process may use. It is for the workers of [Options.Cluster].
 func RowRunner(opts Options) engine.Runner {
@@ -81,23 +74,24 @@ func RowRunner(opts Options) engine.Runner {
 		if err := json.Unmarshal(try.Job.Payload, recipe); err != nil {
 			return engine.Result{}, fmt.Errorf("read the recipe: %w", err)
 		}
-		if err := opts.fill(); err != nil {
+		b, err := New(opts)
+		if err != nil {
 			return engine.Result{}, err
 		}
-		if err := opts.ownerID(); err != nil {
+		if err := b.ownerID(); err != nil {
 			return engine.Result{}, err
 		}
 		// Other rows are built on this machine too. What is swept is only what an earlier attempt at this row left here.
 		sum := sha256.Sum256([]byte(try.Job.ID))
-		opts.owner += "." + hex.EncodeToString(sum[:6])
-		if _, err := opts.Sandboxes.Sweep(ctx, opts.owner); err != nil {
+		b.owner += "." + hex.EncodeToString(sum[:6])
+		if _, err := b.Sandboxes.Sweep(ctx, b.owner); err != nil {
 			return engine.Result{}, engine.Fail(engine.CauseLost, err)
 		}
-		if opts.share, err = opts.startSharing(ctx); err != nil {
+		if b.share, err = b.startSharing(ctx); err != nil {
 			return engine.Result{}, err
 		}
-		defer func() { err = errors.Join(err, opts.share.Close()) }()
-		result, err = runAttempt(ctx, &opts, recipe, try)
+		defer func() { err = errors.Join(err, b.share.Close()) }()
+		result, err = b.attempt(ctx, recipe, try)
 		return result, errors.Join(err, saveFailure(try, &recipe.Row, err))
 	})
 }
@@ -109,10 +103,10 @@ const (
 )
 
 // finishedRecord reads the record of a row that is finished.
-func (o *Options) finishedRecord(ctx context.Context, row string) (*record.Record, error) {
+func (b *Builder) finishedRecord(ctx context.Context, row string) (*record.Record, error) {
 	for deadline := time.Now().Add(recordPatience); ; {
-		done, err := record.Read(o.DistDir, row)
-		if o.Cluster == nil || !errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
+		done, err := record.Read(b.DistDir, row)
+		if b.Cluster == nil || !errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
 			return done, err
 		}
 		select {

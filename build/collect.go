@@ -16,10 +16,7 @@ import (
 )
 
 // collect takes what the row promises out of the output folder, and nothing else.
-func (a *attempt) collect(ctx context.Context) error {
-	if err := a.unlessReused(); err != nil {
-		return err
-	}
+func collect(ctx context.Context, a *attempt) error {
 	entries, err := os.ReadDir(a.out())
 	if err != nil {
 		return err

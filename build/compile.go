@@ -17,16 +17,13 @@ import (
 )
 
 // compile runs the front-end.
-func (a *attempt) compile(ctx context.Context) error {
-	if err := a.unlessReused(); err != nil {
-		return err
-	}
+func compile(ctx context.Context, a *attempt) error {
 	env, err := a.buildEnv()
 	if err != nil {
 		return err
 	}
 	argv := a.frontend(env)
-	sharing, err := a.share(ctx, env)
+	shared, err := newSharing(ctx, a, env)
 	if err != nil {
 		return err
 	}
@@ -41,14 +38,14 @@ func (a *attempt) compile(ctx context.Context) error {
 	a.log.step = func(done, total int) { a.try.Progress(done, total, "files") }
 	defer func() { a.log.step = nil }()
 	_, err = a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Network: network})
-	records, bad := a.records(sharing)
+	records, bad := shared.records()
 	if err != nil {
 		return err
 	}
 	if bad != nil {
 		return bad
 	}
-	if err := a.finishSharing(ctx, sharing, records); err != nil {
+	if err := shared.finish(ctx, records); err != nil {
 		return err
 	}
 	return a.bypassed()
@@ -64,7 +61,7 @@ func (a *attempt) buildEnv() (map[string]string, error) {
 	if home := a.tools.ROCmHome; home != "" {
 		dirs = append(dirs, path.Join(home, "bin"))
 	}
-	env := a.baseEnv(box, a.home(), a.temp(), slices.Compact(dirs)...)
+	env := a.baseEnv(box, slices.Compact(dirs)...)
 	env["VIRTUAL_ENV"] = box.Inside(a.venv)
 	env["MAX_JOBS"] = itoa(a.jobs)
 	env["SOURCE_DATE_EPOCH"] = fmt.Sprint(a.epoch.Unix())

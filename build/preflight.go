@@ -15,12 +15,9 @@ import (
 )
 
 // preflight compares the environment with the row.
-func (a *attempt) preflight(ctx context.Context) error {
-	if err := a.unlessReused(); err != nil {
-		return err
-	}
+func preflight(ctx context.Context, a *attempt) error {
 	box := a.box
-	env := a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(a.venv), "bin"))
+	env := a.baseEnv(box, path.Join(box.Inside(a.venv), "bin"))
 	pip := path.Join(box.Inside(a.pipHome), "lib", "python"+a.Row.Python, "site-packages")
 	args := []string{box.Inside(a.source()), pip}
 	if len(a.Torch) > 0 {
@@ -223,7 +220,7 @@ func (a *attempt) findCompiler(ctx context.Context, env map[string]string) error
 		name = "g++"
 		first, major = version(name)
 	}
-	bounds, known := a.opts.Compat.HostCompilers(a.Row.CUDA)
+	bounds, known := a.builder.Compat.HostCompilers(a.Row.CUDA)
 	most := bounds.GCC[1]
 	if known && most > 0 && (major > most || first == "") {
 		for n := most; n >= max(bounds.GCC[0], most-4); n-- {

@@ -41,10 +41,18 @@ type facts struct {
 	TorchError   string            `json:"torch_error"`
 }
 
-func (a *attempt) prepare(ctx context.Context) error {
-	if err := a.unlessReused(); err != nil {
-		return err
-	}
+// environment is a virtual environment of the row's Python in a box: that of the build, or that of
+// the test.
+type environment struct {
+	*attempt
+	box     sandbox.Box
+	venv    string // its folder
+	scripts string // the folder of kiln's own programs
+	python  string // the interpreter outside of it, as seen in the box
+	pipHome string // folder of the pip that fills it
+}
+
+func prepare(ctx context.Context, a *attempt) error {
 	if err := writeScripts(a.scripts()); err != nil {
 		return err
 	}
@@ -52,23 +60,24 @@ func (a *attempt) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.box, a.venv = box, filepath.Join(a.work, "venv")
+	e := &environment{attempt: a, box: box, venv: filepath.Join(a.work, "venv"), scripts: a.scripts()}
+	a.box, a.venv = box, e.venv
 	a.record.Image = box.Image()
-	if a.python, err = a.findPython(ctx, box, a.scripts()); err != nil {
+	if err := e.findPython(ctx); err != nil {
 		return err
 	}
-	lock, err := a.environment(ctx, box, a.venv, a.scripts(), a.Deps)
-	a.record.Installed = lock
+	a.record.Installed, err = e.fill(ctx, a.Deps)
+	a.pipHome = e.pipHome
 	return err
 }
 
 // baseEnv are the variables of every command of the row: nothing else of the outer
 // environment gets in.
-func (a *attempt) baseEnv(box sandbox.Box, home, temp string, pathDirs ...string) map[string]string {
+func (a *attempt) baseEnv(box sandbox.Box, pathDirs ...string) map[string]string {
 	return map[string]string{
 		"PATH":                          strings.Join(append(pathDirs, a.searchPath(box)...), ":"),
-		"HOME":                          box.Inside(home),
-		"TMPDIR":                        box.Inside(temp),
+		"HOME":                          box.Inside(a.home()),
+		"TMPDIR":                        box.Inside(a.temp()),
 		"LC_ALL":                        "C.UTF-8",
 		"PYTHONDONTWRITEBYTECODE":       "1",
 		"PYTHONNOUSERSITE":              "1",
@@ -76,7 +85,7 @@ func (a *attempt) baseEnv(box sandbox.Box, home, temp string, pathDirs ...string
 		"PIP_DISABLE_PIP_VERSION_CHECK": "1",
 		"PIP_NO_INPUT":                  "1",
 		"PIP_CONFIG_FILE":               "/dev/null", // where packages come from is said, not found
-		"PIP_CACHE_DIR":                 path.Join(box.Inside(a.opts.cacheDir()), "pip"),
+		"PIP_CACHE_DIR":                 path.Join(box.Inside(a.builder.cacheDir()), "pip"),
 		"PIP_PROGRESS_BAR":              "off",
 		"PIP_ROOT_USER_ACTION":          "ignore",
 	}
@@ -84,19 +93,19 @@ func (a *attempt) baseEnv(box sandbox.Box, home, temp string, pathDirs ...string
 
 // searchPath returns the folders of programs: those that the image names, or the host's.
 func (a *attempt) searchPath(box sandbox.Box) []string {
-	if a.opts.Sandboxes.Name() != "host" {
+	if a.builder.Sandboxes.Name() != "host" {
 		for _, pair := range slices.Backward(box.Env()) {
 			if dirs, ok := strings.CutPrefix(pair, "PATH="); ok && dirs != "" {
 				return strings.Split(dirs, ":")
 			}
 		}
 	}
-	return a.opts.searchPath()
+	return a.builder.searchPath()
 }
 
 // netEnv adds what a command needs to reach the network.
 func (a *attempt) netEnv(box sandbox.Box, env map[string]string) {
-	n := a.opts.Network
+	n := a.builder.Network
 	if n.CertFile != "" {
 		for _, name := range []string{"PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"} {
 			env[name] = box.Inside(n.CertFile)
@@ -110,15 +119,16 @@ func (a *attempt) netEnv(box sandbox.Box, env map[string]string) {
 }
 
 // findPython looks for the row's interpreter under its usual names.
-func (a *attempt) findPython(ctx context.Context, box sandbox.Box, scripts string) (string, error) {
+func (e *environment) findPython(ctx context.Context) error {
+	a := e.attempt
 	names := []string{"python" + a.Row.Python, "python3", "python"}
 	var found []string
-	env := sortedEnv(a.baseEnv(box, a.home(), a.temp()))
+	env := sortedEnv(a.baseEnv(e.box))
 	for _, name := range names {
 		var f facts
-		if err := a.script(ctx, box, name, scripts, "facts.py", env, &f, "-", "-"); err != nil {
+		if err := a.script(ctx, e.box, name, e.scripts, "facts.py", env, &f, "-", "-"); err != nil {
 			if _, broken := errors.AsType[*sandbox.RuntimeError](err); broken || ctx.Err() != nil {
-				return "", err // no container was started: nothing is known of the image
+				return err // no container was started: nothing is known of the image
 			}
 			continue // not there, or a shim without an interpreter behind it
 		}
@@ -127,11 +137,11 @@ func (a *attempt) findPython(ctx context.Context, box sandbox.Box, scripts strin
 			continue
 		}
 		if !f.Venv {
-			return "", fault("no-venv", "this Python cannot make virtual environments",
+			return fault("no-venv", "this Python cannot make virtual environments",
 				"install the venv package of that Python; on Debian and Ubuntu: apt-get install python3-venv", "%s lacks the modules venv and ensurepip", f.Executable)
 		}
-		a.facts = f
-		return f.Executable, nil
+		a.facts, e.python = f, f.Executable
+		return nil
 	}
 	where, fix := "on PATH", "install it, or put it on PATH; `uv python install "+a.Row.Python+"` is one way"
 	if a.Image != "" {
@@ -142,7 +152,7 @@ func (a *attempt) findPython(ctx context.Context, box sandbox.Box, scripts strin
 	if len(found) > 0 {
 		detail += "; there is " + strings.Join(slices.Compact(found), ", ")
 	}
-	return "", fault("no-python", "the Python of the row is missing", fix, "%s", detail)
+	return fault("no-python", "the Python of the row is missing", fix, "%s", detail)
 }
 
 // venvPython returns the interpreter of a virtual environment as seen in the box.
@@ -150,50 +160,54 @@ func venvPython(box sandbox.Box, venv string) string {
 	return path.Join(box.Inside(venv), "bin", "python")
 }
 
-// environment makes a virtual environment with torch, from torch's own index alone,
-// and then the other requirements, from the default index, with torch held fast.
-func (a *attempt) environment(ctx context.Context, box sandbox.Box, venv, scripts string, deps []string) ([]record.Installed, error) {
-	if err := a.installer(ctx, box, scripts); err != nil {
+// env are the variables of commands in the environment.
+func (e *environment) env() map[string]string {
+	return e.baseEnv(e.box, path.Join(e.box.Inside(e.venv), "bin"))
+}
+
+// fill makes the environment with torch, from torch's own index alone, and then the other
+// requirements, from the default index, with torch held fast. It returns what was installed.
+func (e *environment) fill(ctx context.Context, deps []string) ([]record.Installed, error) {
+	a, box := e.attempt, e.box
+	if err := e.installer(ctx); err != nil {
 		return nil, err
 	}
-	argv := []string{a.python, "-I", "-m", "venv", "--without-pip"}
+	argv := []string{e.python, "-I", "-m", "venv", "--without-pip"}
 	if a.Settings.TorchSource.Kind == "system" && len(a.Torch) > 0 {
 		argv = append(argv, "--system-site-packages")
 	}
-	env := a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(venv), "bin"))
-	if _, err := a.command(ctx, box, sandbox.Command{Argv: append(argv, box.Inside(venv)), Dir: scripts, Env: sortedEnv(env)}); err != nil {
+	if _, err := a.command(ctx, box, sandbox.Command{Argv: append(argv, box.Inside(e.venv)), Dir: e.scripts, Env: sortedEnv(e.env())}); err != nil {
 		return nil, err
 	}
-	a.netEnv(box, env)
 	var lock []record.Installed
 	switch {
 	case len(a.Torch) == 0:
 	case a.Settings.TorchSource.Kind == "system":
 	case a.Settings.TorchSource.Kind == "path":
-		wheels := box.Inside(a.opts.path(a.Settings.TorchSource.Location))
-		got, err := a.pip(ctx, box, venv, env, slices.Concat([]string{"--no-deps", "--no-index", "--find-links", wheels}, a.Torch))
+		wheels := box.Inside(a.builder.path(a.Settings.TorchSource.Location))
+		got, err := e.pip(ctx, slices.Concat([]string{"--no-deps", "--no-index", "--find-links", wheels}, a.Torch))
 		if err != nil {
 			return nil, err
 		}
 		lock = append(lock, got...)
 		// The folder need not have what torch itself requires.
-		if got, err = a.pip(ctx, box, venv, env, slices.Concat(a.indexArgs(), []string{"--find-links", wheels}, a.Torch)); err != nil {
+		if got, err = e.pip(ctx, slices.Concat(a.indexArgs(), []string{"--find-links", wheels}, a.Torch)); err != nil {
 			return nil, err
 		}
 		lock = append(lock, got...)
 	default:
-		got, err := a.pip(ctx, box, venv, env, slices.Concat([]string{"--index-url", a.TorchIndex}, a.Torch))
+		got, err := e.pip(ctx, slices.Concat([]string{"--index-url", a.TorchIndex}, a.Torch))
 		if err != nil {
 			return nil, err
 		}
 		lock = append(lock, got...)
 	}
-	hold, err := a.holdTorch(ctx, box, venv, scripts)
+	hold, err := e.holdTorch(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if len(deps) > 0 {
-		got, err := a.pip(ctx, box, venv, env, slices.Concat(a.indexArgs(), hold, deps))
+		got, err := e.pip(ctx, slices.Concat(a.indexArgs(), hold, deps))
 		if err != nil {
 			return nil, err
 		}
@@ -205,10 +219,11 @@ func (a *attempt) environment(ctx context.Context, box sandbox.Box, venv, script
 // installer finds or makes the pip that fills all environments of this Python and image:
 // a recent one, outside of the environments, so that they hold what the row asks for
 // and nothing else.
-func (a *attempt) installer(ctx context.Context, box sandbox.Box, scripts string) error {
+func (e *environment) installer(ctx context.Context) error {
+	a, box := e.attempt, e.box
 	key := sha256.Sum256([]byte(a.facts.PythonFull + "\n" + a.facts.Executable + "\n" + box.Image()))
-	dir := filepath.Join(a.opts.cacheDir(), "pip-"+hex.EncodeToString(key[:8]))
-	a.pipHome = dir
+	dir := filepath.Join(a.builder.cacheDir(), "pip-"+hex.EncodeToString(key[:8]))
+	e.pipHome = dir
 	lock, err := fsx.Lock(ctx, dir+".lock")
 	if err != nil {
 		return err
@@ -222,13 +237,13 @@ func (a *attempt) installer(ctx context.Context, box sandbox.Box, scripts string
 		return err
 	}
 	defer os.RemoveAll(temp)
-	env := a.baseEnv(box, a.home(), a.temp())
+	env := a.baseEnv(box)
 	a.netEnv(box, env)
 	for _, argv := range [][]string{
-		{a.python, "-I", "-m", "venv", box.Inside(temp)},
+		{e.python, "-I", "-m", "venv", box.Inside(temp)},
 		slices.Concat([]string{venvPython(box, temp), "-m", "pip", "install", "--upgrade"}, a.indexArgs(), []string{"pip"}),
 	} {
-		if _, err := a.command(ctx, box, sandbox.Command{Argv: argv, Dir: scripts, Env: sortedEnv(env), Network: true}); err != nil {
+		if _, err := a.command(ctx, box, sandbox.Command{Argv: argv, Dir: e.scripts, Env: sortedEnv(env), Network: true}); err != nil {
 			return err
 		}
 	}
@@ -236,22 +251,22 @@ func (a *attempt) installer(ctx context.Context, box sandbox.Box, scripts string
 }
 
 // holdTorch returns pip arguments that keep the installed torch as it is.
-func (a *attempt) holdTorch(ctx context.Context, box sandbox.Box, venv, scripts string) ([]string, error) {
-	if len(a.Torch) == 0 {
+func (e *environment) holdTorch(ctx context.Context) ([]string, error) {
+	if len(e.Torch) == 0 {
 		return nil, nil
 	}
-	version, err := a.torchVersion(ctx, box, venv, scripts)
+	version, err := e.torchVersion(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if version == "" {
-		return nil, fault("no-torch", "torch is missing", "install torch in the image, or choose another torch_source", "%s has no torch", a.where())
+		return nil, fault("no-torch", "torch is missing", "install torch in the image, or choose another torch_source", "%s has no torch", e.where())
 	}
-	constraints := filepath.Join(filepath.Dir(venv), "constraints.txt")
+	constraints := filepath.Join(filepath.Dir(e.venv), "constraints.txt")
 	if err := os.WriteFile(constraints, []byte("torch=="+version+"\n"), 0o666); err != nil {
 		return nil, err
 	}
-	return []string{"--constraint", box.Inside(constraints)}, nil
+	return []string{"--constraint", e.box.Inside(constraints)}, nil
 }
 
 func (a *attempt) where() string {
@@ -262,28 +277,29 @@ func (a *attempt) where() string {
 }
 
 // torchVersion returns the version of the installed torch, without importing it.
-func (a *attempt) torchVersion(ctx context.Context, box sandbox.Box, venv, scripts string) (string, error) {
+func (e *environment) torchVersion(ctx context.Context) (string, error) {
 	var f facts
-	env := sortedEnv(a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(venv), "bin")))
-	if err := a.script(ctx, box, venvPython(box, venv), scripts, "facts.py", env, &f, "-", "-"); err != nil {
+	if err := e.script(ctx, e.box, venvPython(e.box, e.venv), e.scripts, "facts.py", sortedEnv(e.env()), &f, "-", "-"); err != nil {
 		return "", err
 	}
 	return f.Packages["torch"], nil
 }
 
 func (a *attempt) indexArgs() []string {
-	if a.opts.Network.IndexURL == "" {
+	if a.builder.Network.IndexURL == "" {
 		return nil
 	}
-	return []string{"--index-url", a.opts.Network.IndexURL}
+	return []string{"--index-url", a.builder.Network.IndexURL}
 }
 
 // pip installs requirements and returns what it installed.
-func (a *attempt) pip(ctx context.Context, box sandbox.Box, venv string, env map[string]string, args []string) ([]record.Installed, error) {
-	report := filepath.Join(filepath.Dir(venv), "pip-report.json")
+func (e *environment) pip(ctx context.Context, args []string) ([]record.Installed, error) {
+	box, dir, env := e.box, filepath.Dir(e.venv), e.env()
+	e.netEnv(box, env)
+	report := filepath.Join(dir, "pip-report.json")
 	os.Remove(report)
-	argv := []string{venvPython(box, a.pipHome), "-m", "pip", "--python", venvPython(box, venv), "install", "--no-compile", "--report", box.Inside(report)}
-	if _, err := a.command(ctx, box, sandbox.Command{Argv: append(argv, args...), Dir: filepath.Dir(venv), Env: sortedEnv(env), Network: true}); err != nil {
+	argv := []string{venvPython(box, e.pipHome), "-m", "pip", "--python", venvPython(box, e.venv), "install", "--no-compile", "--report", box.Inside(report)}
+	if _, err := e.command(ctx, box, sandbox.Command{Argv: append(argv, args...), Dir: dir, Env: sortedEnv(env), Network: true}); err != nil {
 		return nil, err
 	}
 	text, err := os.ReadFile(report)

@@ -36,7 +36,7 @@ func TestRuntimeBreaksBeforePython(t *testing.T) {
 	}
 	c := sandbox.Container(sandbox.ContainerOptions{Runtime: "docker", Program: program})
 	a := &attempt{
-		Recipe: &record.Recipe{Image: "debian:13"}, opts: &Options{StateDir: dir, Sandboxes: c}, try: &engine.Attempt{}, work: dir, stage: machine.StagePrepare,
+		Recipe: &record.Recipe{Image: "debian:13"}, builder: &Builder{Options: Options{StateDir: dir, Sandboxes: c}}, try: &engine.Attempt{}, work: dir, stage: machine.StagePrepare,
 		log: &tailWriter{to: io.Discard},
 	}
 	a.Row.Python = "3.12"
@@ -44,7 +44,7 @@ func TestRuntimeBreaksBeforePython(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = a.findPython(t.Context(), box, a.scripts())
+	err = (&environment{attempt: a, box: box, scripts: a.scripts()}).findPython(t.Context())
 	if own, ok := errors.AsType[*diagnosed](err); ok {
 		t.Fatalf("a broken runtime is taken for %s: %v", own.ID, err)
 	}

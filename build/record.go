@@ -11,12 +11,12 @@ import (
 )
 
 // intact returns an error if a file in dist/ is not what was recorded.
-func (o *Options) intact(files []record.File) error {
+func (b *Builder) intact(files []record.File) error {
 	if len(files) == 0 {
 		return errors.New("no files are recorded")
 	}
 	for _, f := range files {
-		sum, size, err := fsx.SHA256(filepath.Join(o.DistDir, f.Name))
+		sum, size, err := fsx.SHA256(filepath.Join(b.DistDir, f.Name))
 		if err != nil {
 			return err
 		}
@@ -29,8 +29,8 @@ func (o *Options) intact(files []record.File) error {
 
 // made reports whether a record in dist/ has a file of these bytes. A record that cannot be read
 // proves nothing.
-func (o *Options) made(name, sum string) bool {
-	for r, err := range record.All(o.DistDir) {
+func (b *Builder) made(name, sum string) bool {
+	for r, err := range record.All(b.DistDir) {
 		if err == nil && slices.ContainsFunc(r.Files, func(f record.File) bool { return f.Name == name && f.SHA256 == sum }) {
 			return true
 		}

@@ -33,16 +33,16 @@ const callsName = "calls.jsonl"
 
 // startSharing begins to share compiles, until the session is closed. It returns nil if nothing is
 // shared: that needs a kiln that can be shown to the environments.
-func (o *Options) startSharing(ctx context.Context) (*share.Session, error) {
-	if o.NoShare || o.Kiln == "" || runtime.GOOS != "linux" {
+func (b *Builder) startSharing(ctx context.Context) (*share.Session, error) {
+	if b.NoShare || b.Kiln == "" || runtime.GOOS != "linux" {
 		return nil, nil //nolint:nilnil // nothing is shared
 	}
-	client, err := o.Network.client()
+	client, err := b.Network.client()
 	if err != nil {
 		return nil, err
 	}
 	s, err := share.Start(ctx, share.Options{
-		StateDir: o.StateDir, CPU: o.CPU, MemoryBytes: o.MemoryBytes, SlotsDir: o.SlotsDir, Remote: o.Remote, Transport: client.Transport, Log: o.Log,
+		StateDir: b.StateDir, CPU: b.CPU, MemoryBytes: b.MemoryBytes, SlotsDir: b.SlotsDir, Remote: b.Remote, Transport: client.Transport, Log: b.Log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("share compiles: %w", err)
@@ -77,8 +77,9 @@ func addCall(s *record.Compiles, r *launcher.Record) {
 	s.PeakMemoryBytes = max(s.PeakMemoryBytes, r.PeakMemoryBytes)
 }
 
-// shared is the part of an attempt that is about its compilers.
-type shared struct {
+// sharing is the part of an attempt that is about its compilers. Nil means that nothing is shared.
+type sharing struct {
+	*attempt
 	config *launcher.Config
 	found  share.Compilers
 	plain  map[string]string // the environment without launchers
@@ -87,17 +88,17 @@ type shared struct {
 func (a *attempt) shareDir() string { return filepath.Join(a.work, "share") }
 
 // outside returns what a path inside the row's folder is called by this process.
-func (a *attempt) outside(inside string) string {
-	work := a.box.Inside(a.work)
+func (s *sharing) outside(inside string) string {
+	work := s.box.Inside(s.work)
 	if rest, ok := strings.CutPrefix(inside, work); ok && (rest == "" || rest[0] == '/') {
-		return filepath.Join(a.work, filepath.FromSlash(rest))
+		return filepath.Join(s.work, filepath.FromSlash(rest))
 	}
 	return ""
 }
 
-// share puts launchers before the compilers of the row and changes env so that they are found.
-func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, error) {
-	if a.opts.share == nil || !a.Native {
+// newSharing puts launchers before the compilers of the row and changes env so that they are found.
+func newSharing(ctx context.Context, a *attempt, env map[string]string) (*sharing, error) {
+	if a.builder.share == nil || !a.Native {
 		return nil, nil //nolint:nilnil // nothing is shared
 	}
 	dir := a.shareDir()
@@ -107,17 +108,17 @@ func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, er
 		}
 	}
 	inside := a.box.Inside(dir)
-	s := &shared{plain: maps.Clone(env)}
-	mappings, err := a.canonicalHeaders()
+	s := &sharing{attempt: a, plain: maps.Clone(env)}
+	mappings, err := s.canonicalHeaders()
 	if err != nil {
 		return nil, err
 	}
-	cache := path.Join(a.box.Inside(a.opts.cacheDir()), "ccache")
+	cache := path.Join(a.box.Inside(a.builder.cacheDir()), "ccache")
 	search := share.CompilerOptions{
-		Program: a.box.Inside(a.opts.Kiln), Path: strings.Split(env["PATH"], ":"), Bin: path.Join(inside, "bin"), Map: mappings,
-		HostCompiler: a.tools.CXX, Memo: path.Join(a.box.Inside(a.opts.cacheDir()), "compilers"), Temp: path.Join(inside, "tmp"),
+		Program: a.box.Inside(a.builder.Kiln), Path: strings.Split(env["PATH"], ":"), Bin: path.Join(inside, "bin"), Map: mappings,
+		HostCompiler: a.tools.CXX, Memo: path.Join(a.box.Inside(a.builder.cacheDir()), "compilers"), Temp: path.Join(inside, "tmp"),
 	}
-	if err := a.inBox(ctx, "setup", search, &s.found); err != nil {
+	if err := s.inBox(ctx, "setup", search, &s.found); err != nil {
 		return nil, err
 	}
 	per := a.Settings.Resources.MemoryPerJobBytes
@@ -126,22 +127,22 @@ func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, er
 	}
 	s.config = &launcher.Config{
 		Row: a.Row.ID, Package: a.Row.Package, Version: a.Row.Version, Work: a.box.Inside(a.work), Bin: search.Bin, Tools: s.found.Tools,
-		CCache: s.found.CCache, CacheDir: cache, CacheBytes: a.opts.CacheBytes, MemoryBytes: per, Map: mappings,
+		CCache: s.found.CCache, CacheDir: cache, CacheBytes: a.builder.CacheBytes, MemoryBytes: per, Map: mappings,
 		Calls: path.Join(inside, callsName), Deps: path.Join(inside, "deps"), Temp: path.Join(inside, "tmp"),
 	}
 	if s.config.CacheBytes == 0 {
 		s.config.CacheBytes = defaultCacheBytes
 	}
-	a.opts.share.Connect(s.config, a.box.Inside(a.opts.share.Dir))
-	if a.opts.VerifyShare > 0 {
+	a.builder.share.Connect(s.config, a.box.Inside(a.builder.share.Dir))
+	if a.builder.VerifyShare > 0 {
 		s.config.Objects = path.Join(inside, "objects")
 	}
-	if err := writeJSONFile(a.launcherConfig(), s.config); err != nil {
+	if err := writeJSONFile(s.launcherConfig(), s.config); err != nil {
 		return nil, err
 	}
-	env[launcher.ConfigEnv] = a.box.Inside(a.launcherConfig())
+	env[launcher.ConfigEnv] = a.box.Inside(s.launcherConfig())
 	env["PATH"] = search.Bin + ":" + env["PATH"]
-	a.nameLaunchers(env, s.found.Tools, search.Bin)
+	nameLaunchers(&a.Row, env, s.found.Tools, search.Bin)
 	if s.found.CCache == "" {
 		fmt.Fprintf(a.log, "compiles are not shared: there is no ccache of version %d.%d or newer in %s\n", share.LeastCCache[0], share.LeastCCache[1], a.where())
 	}
@@ -149,17 +150,17 @@ func (a *attempt) share(ctx context.Context, env map[string]string) (*shared, er
 }
 
 // nameLaunchers sets the variables by which builds are told their compilers.
-func (a *attempt) nameLaunchers(env map[string]string, tools map[string]launcher.Tool, bin string) {
+func nameLaunchers(row *matrix.Row, env map[string]string, tools map[string]launcher.Tool, bin string) {
 	// torch calls its device compiler by a path of its own, unless this says otherwise; for HIP too.
 	compiler := "nvcc"
-	if a.Row.ROCm != "" {
+	if row.ROCm != "" {
 		compiler = "hipcc"
 	}
-	if _, ok := tools[compiler]; ok && env["PYTORCH_NVCC"] == "" && (a.Row.CUDA != "" || a.Row.ROCm != "") {
+	if _, ok := tools[compiler]; ok && env["PYTORCH_NVCC"] == "" && (row.CUDA != "" || row.ROCm != "") {
 		env["PYTORCH_NVCC"] = path.Join(bin, compiler)
 	}
 	// Makefiles and build scripts for HIP ask this one.
-	if _, ok := tools["hipcc"]; ok && env["HIPCC"] == "" && a.Row.ROCm != "" {
+	if _, ok := tools["hipcc"]; ok && env["HIPCC"] == "" && row.ROCm != "" {
 		env["HIPCC"] = path.Join(bin, "hipcc")
 	}
 	// A compiler that a package's settings name by its path would be called past its launcher.
@@ -170,14 +171,14 @@ func (a *attempt) nameLaunchers(env map[string]string, tools map[string]launcher
 	}
 }
 
-func (a *attempt) launcherConfig() string { return filepath.Join(a.shareDir(), "launcher.json") }
+func (s *sharing) launcherConfig() string { return filepath.Join(s.shareDir(), "launcher.json") }
 
 // canonicalHeaders gives what lies elsewhere in each row a name that is the same in all: the packages of the virtual
 // environment, torch's where the image has it, and Python's own headers.
-func (a *attempt) canonicalHeaders() ([]launcher.Mapping, error) {
-	places := map[string]string{"python": a.facts.Include, "site": a.facts.SitePackages}
-	if t := a.facts.Torch; t != nil && t.File != "" {
-		if site := path.Dir(path.Dir(t.File)); site != a.facts.SitePackages {
+func (s *sharing) canonicalHeaders() ([]launcher.Mapping, error) {
+	places := map[string]string{"python": s.facts.Include, "site": s.facts.SitePackages}
+	if t := s.facts.Torch; t != nil && t.File != "" {
+		if site := path.Dir(path.Dir(t.File)); site != s.facts.SitePackages {
 			places["torch"] = site
 		}
 	}
@@ -187,24 +188,24 @@ func (a *attempt) canonicalHeaders() ([]launcher.Mapping, error) {
 		if !path.IsAbs(place) || path.Clean(place) == "/" {
 			continue
 		}
-		link := filepath.Join(a.shareDir(), "inc", name)
+		link := filepath.Join(s.shareDir(), "inc", name)
 		if err := os.Symlink(place, link); err != nil {
 			return nil, err
 		}
-		mappings = append(mappings, launcher.Mapping{From: path.Clean(place), To: a.box.Inside(link)})
+		mappings = append(mappings, launcher.Mapping{From: path.Clean(place), To: s.box.Inside(link)})
 	}
 	return mappings, nil
 }
 
 // inBox runs a command of kiln's launcher part where the compilers are.
-func (a *attempt) inBox(ctx context.Context, name string, in, out any) error {
-	from, to := filepath.Join(a.shareDir(), name+".in.json"), filepath.Join(a.shareDir(), name+".out.json")
+func (s *sharing) inBox(ctx context.Context, name string, in, out any) error {
+	from, to := filepath.Join(s.shareDir(), name+".in.json"), filepath.Join(s.shareDir(), name+".out.json")
 	if err := writeJSONFile(from, in); err != nil {
 		return err
 	}
-	env := sortedEnv(a.baseEnv(a.box, a.home(), a.temp()))
-	argv := []string{a.box.Inside(a.opts.Kiln), "launcher", name, a.box.Inside(from), a.box.Inside(to)}
-	if _, err := a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.work, Env: env}); err != nil {
+	env := sortedEnv(s.baseEnv(s.box))
+	argv := []string{s.box.Inside(s.builder.Kiln), "launcher", name, s.box.Inside(from), s.box.Inside(to)}
+	if _, err := s.command(ctx, s.box, sandbox.Command{Argv: argv, Dir: s.work, Env: env}); err != nil {
 		return err
 	}
 	text, err := os.ReadFile(to)
@@ -224,17 +225,17 @@ func writeJSONFile(path string, v any) error {
 
 // records takes what the launchers have written into the row's record and into the attempt's folder, also when the build
 // failed.
-func (a *attempt) records(s *shared) ([]launcher.Record, error) {
+func (s *sharing) records() ([]launcher.Record, error) {
 	if s == nil {
 		return nil, nil
 	}
-	written := filepath.Join(a.shareDir(), callsName)
+	written := filepath.Join(s.shareDir(), callsName)
 	records, err := calls.ReadRecords(written)
 	if err != nil {
 		return nil, err
 	}
 	if text, err := os.ReadFile(written); err == nil {
-		if err := os.WriteFile(filepath.Join(a.try.Dir, callsName), text, 0o666); err != nil {
+		if err := os.WriteFile(filepath.Join(s.try.Dir, callsName), text, 0o666); err != nil {
 			return nil, err
 		}
 	}
@@ -242,28 +243,28 @@ func (a *attempt) records(s *shared) ([]launcher.Record, error) {
 	for i := range records {
 		addCall(sum, &records[i])
 	}
-	a.record.Compiles = sum
-	fmt.Fprintf(a.log, "%d compiles: %d from the cache, %d new, %d past it\n", sum.Calls, sum.Hits, sum.Misses, sum.Bypassed)
+	s.record.Compiles = sum
+	fmt.Fprintf(s.log, "%d compiles: %d from the cache, %d new, %d past it\n", sum.Calls, sum.Hits, sum.Misses, sum.Bypassed)
 	for _, why := range slices.Sorted(maps.Keys(sum.Reasons)) {
-		fmt.Fprintf(a.log, "  %d past the cache: %s\n", sum.Reasons[why], why)
+		fmt.Fprintf(s.log, "  %d past the cache: %s\n", sum.Reasons[why], why)
 	}
 	return records, nil
 }
 
-// finishSharing keeps what is needed to explain later, and verifies a sample.
-func (a *attempt) finishSharing(ctx context.Context, s *shared, records []launcher.Record) error {
+// finish keeps what is needed to explain later, and verifies a sample.
+func (s *sharing) finish(ctx context.Context, records []launcher.Record) error {
 	if s == nil || len(records) == 0 {
 		return nil
 	}
 	var in calls.Inputs
-	if err := a.inBox(ctx, "inputs", s.config, &in); err != nil {
+	if err := s.inBox(ctx, "inputs", s.config, &in); err != nil {
 		return err
 	}
-	in.Axes = axesOf(&a.Row)
-	if err := share.WriteCalls(a.opts.StateDir, &in); err != nil {
+	in.Axes = axesOf(&s.Row)
+	if err := share.WriteCalls(s.builder.StateDir, &in); err != nil {
 		return err
 	}
-	return a.verifyShared(ctx, s, records)
+	return s.verify(ctx, records)
 }
 
 // axesOf are the values of a row by axis, as selections and estimates name them.
@@ -275,9 +276,9 @@ func axesOf(row *matrix.Row) map[string]string {
 	return axes
 }
 
-// verifyShared compiles a random sample of what came from the cache again, without it, and compares the objects.
-func (a *attempt) verifyShared(ctx context.Context, s *shared, records []launcher.Record) error {
-	if a.opts.VerifyShare == 0 {
+// verify compiles a random sample of what came from the cache again, without it, and compares the objects.
+func (s *sharing) verify(ctx context.Context, records []launcher.Record) error {
+	if s.builder.VerifyShare == 0 {
 		return nil
 	}
 	var hits []launcher.Record
@@ -287,39 +288,39 @@ func (a *attempt) verifyShared(ctx context.Context, s *shared, records []launche
 		}
 	}
 	rand.Shuffle(len(hits), func(i, j int) { hits[i], hits[j] = hits[j], hits[i] })
-	hits = hits[:min(len(hits), a.opts.VerifyShare)]
+	hits = hits[:min(len(hits), s.builder.VerifyShare)]
 	for i, r := range hits {
-		fresh := filepath.Join(a.shareDir(), "objects", fmt.Sprintf("fresh-%d.o", i))
+		fresh := filepath.Join(s.shareDir(), "objects", fmt.Sprintf("fresh-%d.o", i))
 		argv := slices.Clone(r.Command)
 		for j := range argv {
 			if j > 0 && argv[j-1] == "-o" {
-				argv[j] = a.box.Inside(fresh)
+				argv[j] = s.box.Inside(fresh)
 			} else if j > 0 && argv[j-1] == "-MF" {
-				argv[j] = a.box.Inside(fresh) + ".d"
+				argv[j] = s.box.Inside(fresh) + ".d"
 			}
 		}
-		dir := a.outside(r.Dir)
+		dir := s.outside(r.Dir)
 		if dir == "" {
 			return fmt.Errorf("verify %s: it was compiled in %s, outside of the row's folder", r.Source, r.Dir)
 		}
-		if _, err := a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: dir, Env: sortedEnv(s.plain)}); err != nil {
+		if _, err := s.command(ctx, s.box, sandbox.Command{Argv: argv, Dir: dir, Env: sortedEnv(s.plain)}); err != nil {
 			return err
 		}
-		verdict, err := share.CompareObjects(a.outside(r.Kept), fresh)
+		verdict, err := share.CompareObjects(s.outside(r.Kept), fresh)
 		if err != nil {
 			return fmt.Errorf("verify %s: %w", r.Source, err)
 		}
 		switch {
 		case verdict.Same:
-			a.record.Compiles.Verified++
+			s.record.Compiles.Verified++
 		case verdict.Inconclusive:
-			a.record.Compiles.Inconclusive++
+			s.record.Compiles.Inconclusive++
 		default:
 			return fault("share-mismatch", "a shared object is not what the compiler makes",
 				"build with --no-share, and report what `kiln cache explain` says about the file",
 				"%s: section %s differs from a fresh compile", r.Source, verdict.Where)
 		}
 	}
-	fmt.Fprintf(a.log, "verified %d of %d objects from the cache, %d inconclusive\n", a.record.Compiles.Verified, a.record.Compiles.Hits, a.record.Compiles.Inconclusive)
+	fmt.Fprintf(s.log, "verified %d of %d objects from the cache, %d inconclusive\n", s.record.Compiles.Verified, s.record.Compiles.Hits, s.record.Compiles.Inconclusive)
 	return nil
 }

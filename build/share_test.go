@@ -6,7 +6,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/build/launcher"
-	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -35,8 +34,7 @@ func TestNameLaunchers(t *testing.T) {
 			map[string]string{"CXX": "/opt/gcc/bin/g++", "CC": "gcc-13", "PYTORCH_NVCC": "ccache nvcc"},
 		},
 	} {
-		a := &attempt{Recipe: &record.Recipe{Row: test.row}}
-		a.nameLaunchers(test.env, tools, "/l")
+		nameLaunchers(&test.row, test.env, tools, "/l")
 		if diff := cmp.Diff(test.want, test.env); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
 		}

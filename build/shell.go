@@ -34,7 +34,7 @@ func (a *attempt) keepShell() {
 	}
 	spec := shellSpec{
 		Sandbox: a.Sandbox, Image: a.Image, Setup: a.Settings.ImageSetup, Dir: a.source(), Stage: a.stage,
-		Mounts: []sandbox.Mount{{Host: a.work, Inside: insideWork}, {Host: a.opts.cacheDir(), Inside: insideCache}},
+		Mounts: []sandbox.Mount{{Host: a.work, Inside: insideWork}, {Host: a.builder.cacheDir(), Inside: insideCache}},
 	}
 	env, err := a.buildEnv()
 	if err != nil {
@@ -43,7 +43,7 @@ func (a *attempt) keepShell() {
 	a.netEnv(a.box, env)
 	env["TERM"] = "xterm"
 	spec.Env = sortedEnv(env)
-	if c := a.opts.Network.CertFile; c != "" {
+	if c := a.builder.Network.CertFile; c != "" {
 		spec.Mounts = append(spec.Mounts, sandbox.Mount{Host: c, Inside: insideCert, ReadOnly: true})
 	}
 	text, err := json.MarshalIndent(spec, "", "  ")

@@ -38,14 +38,14 @@ type smokeVerdict struct {
 	Values   map[string]string `json:"values"`
 }
 
-// test installs and imports the wheel in a runtime environment: another one than that
+// testFiles installs and imports the wheel in a runtime environment: another one than that
 // of the build, without compilers, with the wheel read-only and torch held fast.
-func (a *attempt) test(ctx context.Context) error {
+func testFiles(ctx context.Context, a *attempt) error {
 	i := slices.IndexFunc(a.files, func(f string) bool { return strings.HasSuffix(f, ".whl") })
 	if i < 0 {
 		return skip("there is no wheel")
 	}
-	if a.Settings.Test.RequiresGPU && !a.opts.HaveGPU {
+	if a.Settings.Test.RequiresGPU && !a.builder.HaveGPU {
 		a.record.Test = record.Test{Result: "not run", Why: "the test needs a GPU, and this machine has none"}
 		return skip("%s", a.record.Test.Why)
 	}
@@ -70,15 +70,16 @@ func (a *attempt) test(ctx context.Context) error {
 
 func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	dir := a.testDir()
-	scripts := filepath.Join(dir, "scripts")
-	if err := writeScripts(scripts); err != nil {
+	e := &environment{attempt: a, venv: filepath.Join(dir, "venv"), scripts: filepath.Join(dir, "scripts")}
+	if err := writeScripts(e.scripts); err != nil {
 		return err
 	}
 	empty := filepath.Join(dir, "cwd") // nothing can be imported from it
 	if err := os.MkdirAll(empty, 0o777); err != nil {
 		return err
 	}
-	box, err := a.open(ctx, "test", a.TestImage, a.testSetup(), []sandbox.Mount{
+	var err error
+	e.box, err = a.open(ctx, "test", a.TestImage, a.testSetup(), []sandbox.Mount{
 		{Host: dir, Inside: insideTest},
 		{Host: filepath.Dir(wheelFile), Inside: insideOut, ReadOnly: true},
 		{Host: a.home(), Inside: insideTest + "-home"},
@@ -87,31 +88,28 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	if err != nil {
 		return err
 	}
-	a.record.Test.Image, a.record.Test.NetworkOff = box.Image(), box.NetworkOff()
-	if a.python, err = a.findPython(ctx, box, scripts); err != nil {
+	a.record.Test.Image, a.record.Test.NetworkOff = e.box.Image(), e.box.NetworkOff()
+	if err := e.findPython(ctx); err != nil {
 		return err
 	}
-	venv := filepath.Join(dir, "venv")
-	installed, err := a.environment(ctx, box, venv, scripts, a.Settings.Test.Requires)
+	installed, err := e.fill(ctx, a.Settings.Test.Requires)
 	if err != nil {
 		return err
 	}
-	before, err := a.torchVersion(ctx, box, venv, scripts)
+	before, err := e.torchVersion(ctx)
 	if err != nil {
 		return err
 	}
-	hold, err := a.holdTorch(ctx, box, venv, scripts)
+	hold, err := e.holdTorch(ctx)
 	if err != nil {
 		return err
 	}
-	env := a.baseEnv(box, a.home(), a.temp(), path.Join(box.Inside(venv), "bin"))
-	a.netEnv(box, env)
-	got, err := a.pip(ctx, box, venv, env, slices.Concat(a.indexArgs(), hold, []string{box.Inside(wheelFile)}))
+	got, err := e.pip(ctx, slices.Concat(a.indexArgs(), hold, []string{e.box.Inside(wheelFile)}))
 	if err != nil {
 		return err
 	}
 	a.record.Test.Installed = append(installed, got...)
-	after, err := a.torchVersion(ctx, box, venv, scripts)
+	after, err := e.torchVersion(ctx)
 	if err != nil {
 		return err
 	}
@@ -119,7 +117,7 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 		return fault("torch-replaced", "installing the wheel replaced torch", "the wheel's own requirements ask for another torch; see runtime_torch in packages.yml",
 			"torch %s became %s", before, after)
 	}
-	return a.smoke(ctx, box, venv, scripts, empty)
+	return e.smoke(ctx, empty)
 }
 
 // testSetup completes the test image as the build image only if it is the same one.
@@ -130,7 +128,9 @@ func (a *attempt) testSetup() [][]string {
 	return nil
 }
 
-func (a *attempt) smoke(ctx context.Context, box sandbox.Box, venv, scripts, cwd string) error {
+// smoke imports what the wheel has, in an empty folder.
+func (e *environment) smoke(ctx context.Context, cwd string) error {
+	a, box := e.attempt, e.box
 	task := smokeTask{
 		Distribution: a.Row.Package, Torch: len(a.Torch) > 0, Imports: a.Settings.Test.Imports,
 		Expressions: append([]string{}, a.Settings.Test.Expressions...), Native: append([]string{}, a.record.NativeModules...),
@@ -139,19 +139,19 @@ func (a *attempt) smoke(ctx context.Context, box sandbox.Box, venv, scripts, cwd
 	if err != nil {
 		return err
 	}
-	in, out := filepath.Join(scripts, "task.json"), filepath.Join(scripts, "verdict.json")
+	in, out := filepath.Join(e.scripts, "task.json"), filepath.Join(e.scripts, "verdict.json")
 	if err := os.WriteFile(in, text, 0o666); err != nil {
 		return err
 	}
-	env := a.baseEnv(box, a.home(), a.temp())
+	env := a.baseEnv(box)
 	// No folder with a compiler: a package that would compile at import must fail here.
-	env["PATH"] = path.Join(box.Inside(venv), "bin")
+	env["PATH"] = path.Join(box.Inside(e.venv), "bin")
 	env["CUDA_VISIBLE_DEVICES"] = ""
-	if a.opts.HaveGPU {
+	if a.builder.HaveGPU {
 		delete(env, "CUDA_VISIBLE_DEVICES")
 	}
 	_, failed := a.command(ctx, box, sandbox.Command{
-		Argv: []string{venvPython(box, venv), "-I", box.Inside(filepath.Join(scripts, "smoke.py")), box.Inside(in), box.Inside(out)},
+		Argv: []string{venvPython(box, e.venv), "-I", box.Inside(filepath.Join(e.scripts, "smoke.py")), box.Inside(in), box.Inside(out)},
 		Dir:  cwd, Env: sortedEnv(env),
 	})
 	var v smokeVerdict
@@ -178,29 +178,27 @@ func (a *attempt) smoke(ctx context.Context, box sandbox.Box, venv, scripts, cwd
 	return nil
 }
 
-// TestWheel tests a wheel that was built elsewhere as a row is tested, in environments
-// of opts.Sandboxes, and returns the verdict. The error is a [RowError] if it failed.
-func TestWheel(ctx context.Context, file string, settings matrix.Settings, row matrix.Row, opts Options) (record.Test, error) {
-	if err := opts.fill(); err != nil {
-		return record.Test{}, err
-	}
+// TestWheel tests a wheel that was built elsewhere as a row is tested, and returns the verdict. The
+// error is a [RowError] if it failed.
+func (b *Builder) TestWheel(ctx context.Context, file string, settings matrix.Settings, row matrix.Row) (record.Test, error) {
 	file, err := filepath.Abs(file)
 	if err != nil {
 		return record.Test{}, err
 	}
-	recipe, err := NewRecipe(row, settings, record.Source{}, opts.Recipe)
+	recipe, err := NewRecipe(row, settings, record.Source{}, b.Recipe)
 	if err != nil {
 		return record.Test{}, err
 	}
-	if opts.owner, err = newID(), os.MkdirAll(opts.StateDir, 0o777); err != nil {
+	b.owner = newID()
+	if err := os.MkdirAll(b.StateDir, 0o777); err != nil {
 		return record.Test{}, err
 	}
-	dir, err := os.MkdirTemp(opts.StateDir, "test-")
+	dir, err := os.MkdirTemp(b.StateDir, "test-")
 	if err != nil {
 		return record.Test{}, err
 	}
-	a := &attempt{Recipe: recipe, opts: &opts, given: file, work: filepath.Join(dir, "work")}
-	a.try = engine.NewAttempt(engine.Job{ID: row.ID, Resources: opts.resources(settings)}, 1, dir, opts.OnEvent)
+	a := &attempt{Recipe: recipe, builder: b, given: file, work: filepath.Join(dir, "work")}
+	a.try = engine.NewAttempt(engine.Job{ID: row.ID, Resources: b.resources(settings)}, 1, dir, b.OnEvent)
 	logFile, err := a.try.OpenLog()
 	if err != nil {
 		return record.Test{}, err
@@ -214,7 +212,7 @@ func TestWheel(ctx context.Context, file string, settings matrix.Settings, row m
 }
 
 // takeGiven looks into a wheel from elsewhere.
-func (a *attempt) takeGiven(context.Context) error {
+func (a *attempt) takeGiven() error {
 	r, err := wheel.Open(a.given)
 	if err != nil {
 		return err

@@ -18,37 +18,39 @@ import (
 type stage struct {
 	name  string
 	doing string
-	run   func(*attempt, context.Context) error
+	// makes says that the stage makes the files: it is skipped when those of an earlier build stand.
+	makes bool
+	run   func(context.Context, *attempt) error
 }
 
 // stages is the way of every row, in order. Reading this list is reading the product.
 var stages = []stage{
 	// Finds out whether the files of an earlier build still stand, then only tests again.
-	{"reuse", "looking for files of an earlier build", (*attempt).reuse},
+	{"reuse", "looking for files of an earlier build", false, reuse},
 	// Copies the exact source into the row's folder and applies the patches.
-	{"fetch", "fetching the source", (*attempt).fetch},
+	{"fetch", "fetching the source", true, fetch},
 	// Makes the build environment: image, Python, virtual environment, torch, then the rest.
-	{"prepare", "preparing the build environment", (*attempt).prepare},
+	{"prepare", "preparing the build environment", true, prepare},
 	// Compares what is really there with what the row says, before minutes are spent.
-	{"preflight", "checking tools and versions", (*attempt).preflight},
+	{"preflight", "checking tools and versions", true, preflight},
 	// Runs the front-end, cut off from the network, with nothing of the outer environment.
-	{"compile", "building the wheel", (*attempt).compile},
+	{"compile", "building the wheel", true, compile},
 	// Takes exactly the files that the row promises and looks at what they are.
-	{"collect", "collecting the files", (*attempt).collect},
+	{"collect", "collecting the files", true, collect},
 	// Reads the binaries: will this load on the machine it is meant for.
-	{"audit", "auditing the wheel", (*attempt).audit},
+	{"audit", "auditing the wheel", false, auditWheel},
 	// Installs and imports the wheel in an environment without compilers.
-	{"test", "testing the wheel", (*attempt).test},
+	{"test", "testing the wheel", false, testFiles},
 	// Puts the files into dist/, with their record.
-	{"store", "storing the files", (*attempt).store},
+	{"store", "storing the files", false, store},
 }
 
-func (a *attempt) reuse(ctx context.Context) error {
-	if !a.opts.Rebuild && a.given == "" {
-		if old, err := record.Read(a.opts.DistDir, a.Row.ID); err == nil && old.Recipe.BuildDigest == a.BuildDigest && a.opts.intact(old.Files) == nil {
+func reuse(_ context.Context, a *attempt) error {
+	if !a.builder.Rebuild && a.given == "" {
+		if old, err := record.Read(a.builder.DistDir, a.Row.ID); err == nil && old.Recipe.BuildDigest == a.BuildDigest && a.builder.intact(old.Files) == nil {
 			a.reused = true
 			for _, f := range old.Files {
-				a.files = append(a.files, filepath.Join(a.opts.DistDir, f.Name))
+				a.files = append(a.files, filepath.Join(a.builder.DistDir, f.Name))
 			}
 			a.record.Files, a.record.TopLevel, a.record.Requires, a.record.NativeModules = old.Files, old.TopLevel, old.Requires, old.NativeModules
 			built := old.BuiltAt()
@@ -58,7 +60,7 @@ func (a *attempt) reuse(ctx context.Context) error {
 	if err := os.RemoveAll(a.work); err != nil {
 		return err
 	}
-	for _, dir := range []string{a.out(), a.home(), a.temp(), a.testDir(), a.opts.cacheDir()} {
+	for _, dir := range []string{a.out(), a.testDir(), a.builder.cacheDir()} {
 		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return err
 		}
@@ -66,33 +68,22 @@ func (a *attempt) reuse(ctx context.Context) error {
 	switch {
 	case a.given != "":
 		a.reused = true
-		return a.takeGiven(ctx)
+		return a.takeGiven()
 	case a.reused:
 		return nil
-	case a.opts.Retest:
-		return fault("not-built", "there is nothing to test", "build the row first: kiln build "+a.Row.ID, "%s is not in %s as this configuration would build it", a.Files[0], a.opts.DistDir)
+	case a.builder.Retest:
+		return fault("not-built", "there is nothing to test", "build the row first: kiln build "+a.Row.ID, "%s is not in %s as this configuration would build it", a.Files[0], a.builder.DistDir)
 	}
 	return skip("there are none")
 }
 
-// unlessReused skips the stages that make files when they are there.
-func (a *attempt) unlessReused() error {
-	if a.reused {
-		return skip("the files of an earlier build stand")
-	}
-	return nil
-}
-
-func (a *attempt) fetch(ctx context.Context) error {
-	if err := a.unlessReused(); err != nil {
-		return err
-	}
+func fetch(ctx context.Context, a *attempt) error {
 	if need := a.Settings.Resources.DiskBytes; need > 0 {
 		if free, err := fsx.FreeSpace(a.work); err == nil && free < need {
 			return engine.Fail(engine.CauseDisk, fmt.Errorf("%s has %d MB free, and the row needs %d MB", a.work, free/1e6, need/1e6))
 		}
 	}
-	epoch, err := a.opts.sources.fetch(ctx, a.Source, a.source())
+	epoch, err := a.builder.sources.fetch(ctx, a.Source, a.source())
 	if err != nil {
 		return err
 	}
@@ -135,29 +126,29 @@ func (a *attempt) patch(file, find, replace string, want int) error {
 
 // store moves the files into dist/ and writes the record. The record comes last: a file
 // without one is not a result.
-func (a *attempt) store(context.Context) error {
+func store(_ context.Context, a *attempt) error {
 	if a.given != "" {
 		return skip("the wheel stays where it is")
 	}
 	a.record.Finished = time.Now().UTC()
 	a.record.PeakMemoryBytes = a.peak
-	if err := os.MkdirAll(a.opts.DistDir, 0o777); err != nil {
+	if err := os.MkdirAll(a.builder.DistDir, 0o777); err != nil {
 		return err
 	}
 	if !a.reused {
 		for i, path := range a.files {
-			if err := a.opts.place(path, a.record.Files[i]); err != nil {
+			if err := a.builder.place(path, a.record.Files[i]); err != nil {
 				return err
 			}
 		}
 	}
-	return record.Write(a.opts.DistDir, &a.record)
+	return record.Write(a.builder.DistDir, &a.record)
 }
 
 // place moves a finished file into dist/ without ever replacing one that kiln did not
 // make: an older result of the same name is moved aside, a stranger is an error.
-func (o *Options) place(path string, file record.File) error {
-	to := filepath.Join(o.DistDir, file.Name)
+func (b *Builder) place(path string, file record.File) error {
+	to := filepath.Join(b.DistDir, file.Name)
 	sum, size, err := fsx.SHA256(to)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -166,10 +157,10 @@ func (o *Options) place(path string, file record.File) error {
 	case sum == file.SHA256 && size == file.Size:
 		return nil // the same bytes: an attempt that was killed after this step
 	default:
-		if !o.made(file.Name, sum) {
+		if !b.made(file.Name, sum) {
 			return fault("dist-conflict", "a file in dist/ is in the way", "move it away, or remove it", "%s has other bytes and was not built by kiln", to)
 		}
-		aside := filepath.Join(o.StateDir, "replaced", sum)
+		aside := filepath.Join(b.StateDir, "replaced", sum)
 		if err := os.MkdirAll(aside, 0o777); err != nil {
 			return err
 		}

@@ -103,6 +103,10 @@ func (a *app) testFiles(ctx context.Context, opts build.Options, files []string,
 		File string `json:"file"`
 		record.Test
 	}
+	builder, err := build.New(opts)
+	if err != nil {
+		return err
+	}
 	var verdicts []verdict
 	failed := 0
 	for _, file := range files {
@@ -123,7 +127,7 @@ func (a *app) testFiles(ctx context.Context, opts build.Options, files []string,
 			Test: matrix.TestSettings{Imports: []string{wheel.FileName(row.Package)}, Timeout: matrix.Seconds(10 * time.Minute)},
 		}
 		adjust(&row, &settings)
-		result, err := build.TestWheel(ctx, file, settings, row, opts)
+		result, err := builder.TestWheel(ctx, file, settings, row)
 		if err != nil {
 			if ctx.Err() != nil {
 				return err

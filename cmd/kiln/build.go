@@ -19,6 +19,7 @@ import (
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/engine/slurm"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
@@ -245,7 +246,7 @@ It may be stopped or killed at any time: the next kiln build continues.`,
 		},
 	}
 	flags.register(cmd)
-	cmd.Flags().StringVar(&flags.slurmConfig, "slurm-config", "", "the `file` that says how Slurm is used (default $KILN_SLURM_CONFIG, or "+slurmFile+" if it exists)")
+	cmd.Flags().StringVar(&flags.slurmConfig, "slurm-config", "", "the `file` that says how Slurm is used (default $KILN_SLURM_CONFIG, or "+slurm.ConfigFile+" if it exists)")
 	cmd.Flags().StringArrayVar(&flags.slurmArgs, "slurm-arg", nil, "an `argument` for sbatch, such as --nice=100")
 	cmd.Flags().BoolVar(&flags.rebuild, "rebuild", false, "build also what is there already")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the result as JSON")
@@ -471,4 +472,22 @@ func (a *app) logsCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&state, "state", ".kiln", "the state `folder`")
 	return cmd
+}
+
+// compileLine says how much came from the cache, and from where.
+func compileLine(result *build.Result) string {
+	var calls, hits, remote int
+	for _, r := range result.Rows {
+		if r.Record != nil && r.Record.Compiles != nil && r.Status == engine.StatusDone {
+			calls, hits, remote = calls+r.Record.Compiles.Calls, hits+r.Record.Compiles.Hits, remote+r.Record.Compiles.RemoteHits
+		}
+	}
+	if calls == 0 {
+		return ""
+	}
+	line := fmt.Sprintf("compiler calls: %d, of which %d came from the cache", calls, hits)
+	if remote > 0 {
+		line += fmt.Sprintf(", %d of them from other machines", remote)
+	}
+	return line
 }

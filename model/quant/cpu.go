@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -41,6 +42,8 @@ type CPUOptions struct {
 	Threads int
 	// Kernels is one of [FeatureSet.Available]. "" means the best.
 	Kernels string
+	// Exact multiplies with activations as they are, in half precision, also where products in integers are faster.
+	Exact bool
 }
 
 // CPU is the [Backend] for the processor that the program runs on.
@@ -53,6 +56,7 @@ type CPUOptions struct {
 // architectures or with other kernels. With [PathAuto] it computes as with [PathFused].
 type CPU struct {
 	kernels *kernels.Set
+	ints    *kernels.Ints // nil for exact products
 	threads int
 	scratch sync.Pool // of *cpuScratch
 	inputs  sync.Pool // of *cpuInput
@@ -62,30 +66,34 @@ var _ Backend = (*CPU)(nil)
 
 // NewCPU returns a backend. It has nothing to close.
 func NewCPU(opts CPUOptions) (*CPU, error) {
-	c := &CPU{kernels: kernels.Best(), threads: opts.Threads}
+	c := &CPU{threads: opts.Threads}
 	if c.threads < 0 {
 		return nil, fmt.Errorf("cpu backend: %d threads", c.threads)
 	}
 	if c.threads == 0 {
 		c.threads = runtime.GOMAXPROCS(0)
 	}
-	if opts.Kernels != "" {
-		c.kernels = nil
-		for _, set := range kernels.Sets() {
-			if set.Name == opts.Kernels {
-				c.kernels = set
-			}
+	for _, set := range kernels.Sets() {
+		if set.Name == opts.Kernels || opts.Kernels == "" && !(opts.Exact && set.Ints != nil) {
+			c.kernels = set
 		}
-		if c.kernels == nil {
-			return nil, fmt.Errorf("cpu backend: no kernels %q: this build and processor have %q", opts.Kernels, Features().Available)
-		}
+	}
+	if c.kernels == nil {
+		return nil, fmt.Errorf("cpu backend: no kernels %q: this build and processor have %q", opts.Kernels, Features().Available)
+	}
+	if !opts.Exact {
+		c.ints = c.kernels.Ints
 	}
 	return c, nil
 }
 
 // Name implements [Backend].
 func (c *CPU) Name() string {
-	return fmt.Sprintf("cpu (%s, %s, threads: %d)", runtime.GOARCH, c.kernels.Name, c.threads)
+	products := "in integers"
+	if c.ints == nil {
+		products = "exact"
+	}
+	return fmt.Sprintf("cpu (%s, %s, %s, threads: %d)", runtime.GOARCH, c.kernels.Name, products, c.threads)
 }
 
 // Half is a dense matrix of half-precision numbers in main memory, the [Matrix] of the CPU backend.
@@ -175,7 +183,9 @@ type cpuWeight struct {
 	pieces     []cpuPiece // the same in all blocks
 	shifted    bool
 	gather     []int32 // natural row of each row of the pieces, K for padding; nil for the natural order
-	depth      int     // rows of all pieces
+	pairs      []int32 // the same in the order of the kernels for integers; nil for exact products
+	runs       []cpuRun
+	depth      int // rows of all pieces
 	closed     atomic.Bool
 }
 
@@ -186,6 +196,15 @@ type cpuPiece struct {
 	offset      int      // in the words of a block
 	source      []uint32 // codes as in QMatrix; only while the weight is made
 }
+
+// cpuRun is pieces of equal width and size, one after the other, that are multiplied with in one call.
+type cpuRun struct{ first, count int }
+
+// runWords is the most of a run: they stay in the second-level cache while all rows are multiplied with them.
+const runWords = 128 << 10 / 4
+
+// rowWords returns the words of a row of activations for products in integers.
+func (w *cpuWeight) rowWords() int { return w.depth/2 + 3*len(w.pieces) }
 
 // piece returns what the kernels need to know.
 func (w *cpuWeight) piece(block int, p *cpuPiece) kernels.Piece {
@@ -217,6 +236,9 @@ func (c *CPU) Upload(ctx context.Context, m *QMatrix) (Weight, error) {
 		p := &w.pieces[i]
 		p.offset = w.blockWords
 		w.blockWords += kernels.Piece{Bits: p.bits, Rows: p.rows, Cols: w.blockCols, Shifted: w.shifted}.Size()
+	}
+	if c.ints != nil {
+		w.pair(c.ints.Order)
 	}
 	w.words = make([]uint32, w.blocks*w.blockWords)
 	err := c.parallel(ctx, c.threads, w.blocks, func(block int, s *cpuScratch) { w.fill(m, block, s) })
@@ -277,6 +299,27 @@ func (w *cpuWeight) divide(m *QMatrix) {
 	}
 }
 
+// pair prepares what products in integers need.
+func (w *cpuWeight) pair(order *[9][kernels.StepRows]uint8) {
+	w.pairs = make([]int32, w.depth)
+	for i := range w.pieces {
+		p := &w.pieces[i]
+		for k := range p.rows {
+			from := p.first + k/kernels.StepRows*kernels.StepRows + int(order[p.bits][k%kernels.StepRows])
+			if w.gather != nil {
+				from = int(w.gather[from])
+			}
+			w.pairs[p.first+k] = int32(from)
+		}
+		if run := len(w.runs) - 1; run >= 0 && w.pieces[i-1].bits == p.bits && w.pieces[i-1].rows == p.rows &&
+			p.offset-w.pieces[w.runs[run].first].offset < runWords {
+			w.runs[run].count++
+		} else {
+			w.runs = append(w.runs, cpuRun{first: i, count: 1})
+		}
+	}
+}
+
 // fill writes one block.
 func (w *cpuWeight) fill(m *QMatrix, block int, s *cpuScratch) {
 	col := block * w.blockCols
@@ -328,7 +371,7 @@ func (w *cpuWeight) Cols() int { return w.cols }
 
 // Bytes implements [Weight].
 func (w *cpuWeight) Bytes() int64 {
-	return 4*int64(len(w.words)) + 4*int64(len(w.gather)) + int64(len(w.bias))
+	return 4*int64(len(w.words)) + 4*int64(len(w.gather)+len(w.pairs)) + int64(len(w.bias))
 }
 
 // Close implements [Weight].
@@ -351,10 +394,17 @@ type cpuInput struct {
 	x []float32
 	// sums are the sums of the activations of a piece, [piece][rows]; only for GPTQ.
 	sums []float32
+	// pairs is divided by strips of rows and then by pieces, as package kernels has them.
+	pairs []uint32
+	// skip has for each row whether its activations are not all finite.
+	skip []bool
 }
 
 // cpuScratch is the memory of one worker.
 type cpuScratch struct {
+	line      []uint16 // a row of x in natural order, as it is
+	halves    [kernels.MaxPieceRows]uint16
+	pairs     [kernels.MaxPieceRows / 2]uint32
 	lines     []float32 // rows of x in natural order
 	y         []float32 // [rows, columns of a block]
 	panel     []float32 // [rows of a piece, columns of a block]
@@ -384,7 +434,7 @@ func (c *CPU) Gemm(ctx context.Context, dst, x Matrix, weight Weight, opts GemmO
 	chunks := (p.x.rows + chunkRows - 1) / chunkRows
 	for i := range chunks {
 		first, last := p.x.rows*i/chunks, p.x.rows*(i+1)/chunks
-		if err := p.chunk(ctx, in, first, last-first); err != nil {
+		if err := p.compute(ctx, in, first, last-first); err != nil {
 			return err
 		}
 	}
@@ -479,48 +529,84 @@ func (c *CPU) parallel(ctx context.Context, threads, n int, f func(i int, s *cpu
 	return context.Cause(ctx)
 }
 
-// strips divides rows into strips that one call of a kernel takes.
-type strips struct{ rows, count int }
+// strips divides rows into strips that one call of a kernel takes: the first row of each, and the number of all rows.
+type strips []int
 
-func (s strips) first(i int) int { return s.rows * i / s.count }
+func (s strips) count() int { return len(s) - 1 }
 
-// plan says how rows are divided and whether weights are unpacked first. A few rows are multiplied with the codes as they
-// are, all at once, with rows of zeros added up to a number that there is a kernel for. For more it pays to unpack.
-func (p *product) plan(rows int) (s strips, unpack bool) {
-	set := p.kernels
-	if set.PanelRows == 0 {
-		return strips{rows: rows, count: rows}, p.round
+// rows returns the number of all rows.
+func (s strips) rows() int { return s[len(s)-1] }
+
+// strips divides rows for exact products, and says whether weights are unpacked first. One row is multiplied with the codes as
+// they are. For more it pays to unpack.
+func (p *product) strips(rows int) (s strips, unpack bool) {
+	count := rows
+	unpack = p.round
+	if n := p.kernels.PanelRows; n > 0 && (rows > 1 || p.round) {
+		count, unpack = (rows+n-1)/n, true
 	}
-	if !p.round {
-		for _, n := range set.CodesRows {
-			if rows <= n {
-				return strips{rows: n, count: 1}, false
+	for i := range count + 1 {
+		s = append(s, rows*i/max(count, 1))
+	}
+	return s, unpack
+}
+
+// intStrips divides rows for products in integers, into as many as there is a kernel for.
+func (p *product) intStrips(rows int) strips {
+	s := strips{0}
+	for _, n := range slices.Backward(p.ints.Rows) {
+		for s.rows()+n <= rows {
+			s = append(s, s.rows()+n)
+		}
+	}
+	return s
+}
+
+// compute computes some rows of the result. Those with activations that are not finite have no integers.
+func (p *product) compute(ctx context.Context, in *cpuInput, first, rows int) error {
+	if p.ints == nil || p.round {
+		return p.chunk(ctx, in, first, rows, false)
+	}
+	if err := p.chunk(ctx, in, first, rows, true); err != nil {
+		return err
+	}
+	for i := range rows {
+		if in.skip[i] {
+			if err := p.chunk(ctx, in, first+i, 1, false); err != nil {
+				return err
 			}
 		}
 	}
-	return strips{rows: rows, count: (rows + set.PanelRows - 1) / set.PanelRows}, true
+	return nil
 }
 
-// chunk computes some rows of the result.
-func (p *product) chunk(ctx context.Context, in *cpuInput, first, rows int) error {
+// chunk computes some rows of the result, in integers or exactly.
+func (p *product) chunk(ctx context.Context, in *cpuInput, first, rows int, ints bool) error {
 	w := p.w
-	c := &chunk{product: p, first: first, valid: rows}
-	c.strips, c.unpack = p.plan(rows)
-	c.x = grow(&in.x, c.rows*w.depth)
-	if w.shifted {
-		c.sums = grow(&in.sums, c.rows*len(w.pieces))
+	c := &chunk{product: p, first: first}
+	convert := c.convert
+	if ints {
+		c.strips = p.intStrips(rows)
+		c.pairs, c.skip = grow(&in.pairs, rows*w.rowWords()), grow(&in.skip, rows)
+		convert = c.quantize
+	} else {
+		c.strips, c.unpack = p.strips(rows)
+		c.x = grow(&in.x, rows*w.depth)
+		if w.shifted {
+			c.sums = grow(&in.sums, rows*len(w.pieces))
+		}
 	}
 	threads := p.threads
 	if int64(rows)*int64(w.depth)*int64(w.cols) < smallWork {
 		threads = 1
 	}
-	if err := p.parallel(ctx, threads, c.count, c.convert); err != nil {
+	if err := p.parallel(ctx, threads, c.count(), convert); err != nil {
 		return err
 	}
-	parts := min(c.count, (threads+w.blocks-1)/w.blocks) // where there are too few blocks, strips are divided too
+	parts := min(c.count(), (threads+w.blocks-1)/w.blocks) // where there are too few blocks, strips are divided too
 	return p.parallel(ctx, threads, w.blocks*parts, func(job int, s *cpuScratch) {
 		part := job % parts
-		c.compute(s, job/parts, c.count*part/parts, c.count*(part+1)/parts)
+		c.block(s, job/parts, c.count()*part/parts, c.count()*(part+1)/parts)
 	})
 }
 
@@ -528,37 +614,66 @@ func (p *product) chunk(ctx context.Context, in *cpuInput, first, rows int) erro
 type chunk struct {
 	*product
 	strips
-	first   int // of all rows
-	valid   int // rows without those that were added
+	first int // of all rows
+	// For exact products:
 	x, sums []float32
 	unpack  bool
+	// For products in integers, nil otherwise:
+	pairs []uint32
+	skip  []bool
 }
 
 // strip returns the activations of a strip for a piece, and their sums for each row.
 func (c *chunk) strip(i, piece int) (x, sums []float32) {
-	lo, hi := c.strips.first(i), c.strips.first(i+1)
+	lo, hi := c.strips[i], c.strips[i+1]
 	p := &c.w.pieces[piece]
-	x = c.x[c.rows*p.first+lo*p.rows:][:(hi-lo)*p.rows]
+	x = c.x[c.strips.rows()*p.first+lo*p.rows:][:(hi-lo)*p.rows]
 	if c.sums != nil {
-		sums = c.sums[c.rows*piece+lo:][:hi-lo]
+		sums = c.sums[c.strips.rows()*piece+lo:][:hi-lo]
 	}
 	return x, sums
 }
 
+// stripPairs returns the pairs of a strip from a piece on.
+func (c *chunk) stripPairs(i, piece int) []uint32 {
+	lo, hi := c.strips[i], c.strips[i+1]
+	return c.pairs[lo*c.w.rowWords() : hi*c.w.rowWords()][(hi-lo)*(c.w.pieces[piece].first/2+3*piece):]
+}
+
+// quantize makes pairs of one strip of x.
+func (c *chunk) quantize(strip int, s *cpuScratch) {
+	lo, hi := c.strips[strip], c.strips[strip+1]
+	cols := c.product.x.cols
+	line := grow(&s.line, cols+1)
+	line[cols] = 0 // for padding
+	for r := lo; r < hi; r++ {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&line[0])), 2*cols), c.product.x.data[2*(c.first+r)*cols:])
+		c.skip[r] = false
+		for i := range c.w.pieces {
+			p := &c.w.pieces[i]
+			halves := s.halves[:p.rows]
+			for k, from := range c.w.pairs[p.first:][:len(halves)] {
+				halves[k] = line[from]
+			}
+			scale, sum, ok := c.ints.Quantize(s.pairs[:], halves)
+			if !ok {
+				c.skip[r] = true
+			}
+			kernels.PutInts(c.stripPairs(strip, i), hi-lo, r-lo, p.bits, s.pairs[:p.rows/2], scale, sum)
+		}
+	}
+}
+
 // convert widens one strip of x and puts it into stored order.
 func (c *chunk) convert(strip int, s *cpuScratch) {
-	lo, hi := c.strips.first(strip), c.strips.first(strip+1)
+	lo, hi := c.strips[strip], c.strips[strip+1]
 	cols, n := c.product.x.cols, hi-lo
 	stride := cols + 1 // and a zero, for padding
 	lines := grow(&s.lines, n*stride)
 	for r := range n {
 		line := lines[r*stride:][:stride]
-		if lo+r < c.valid {
-			c.kernels.Decode(line[:cols], c.product.x.data[2*(c.first+lo+r)*cols:][:2*cols])
-			line[cols] = 0
-		} else {
-			clear(line)
-		}
+		c.kernels.Decode(line[:cols], c.product.x.data[2*(c.first+lo+r)*cols:][:2*cols])
+		line[cols] = 0
 	}
 	for i := range c.w.pieces {
 		p := &c.w.pieces[i]
@@ -588,13 +703,22 @@ func (c *chunk) convert(strip int, s *cpuScratch) {
 	}
 }
 
-// compute computes some strips of one block of the result.
-func (c *chunk) compute(s *cpuScratch, block, firstStrip, lastStrip int) {
-	w := c.w
-	first := c.strips.first(firstStrip)
-	rows := c.strips.first(lastStrip) - first
-	y := grow(&s.y, rows*w.blockCols)
+// block computes some strips of one block of the result.
+func (c *chunk) block(s *cpuScratch, block, firstStrip, lastStrip int) {
+	first := c.strips[firstStrip]
+	y := grow(&s.y, (c.strips[lastStrip]-first)*c.w.blockCols)
 	clear(y)
+	if c.pairs != nil {
+		c.multiplyInts(y, block, firstStrip, lastStrip)
+	} else {
+		c.multiply(s, y, block, firstStrip, lastStrip)
+	}
+	c.store(s, y, block, first, c.strips[lastStrip]-first)
+}
+
+// multiply adds the products of some strips with a block to y.
+func (c *chunk) multiply(s *cpuScratch, y []float32, block, firstStrip, lastStrip int) {
+	w := c.w
 	var panel []float32
 	if c.unpack {
 		panel = grow(&s.panel, kernels.MaxPieceRows*w.blockCols)
@@ -609,16 +733,26 @@ func (c *chunk) compute(s *cpuScratch, block, firstStrip, lastStrip int) {
 		}
 		for strip := firstStrip; strip < lastStrip; strip++ {
 			x, sums := c.strip(strip, i)
-			lo, hi := c.strips.first(strip), c.strips.first(strip+1)
-			out := y[(lo-first)*w.blockCols:][:(hi-lo)*w.blockCols]
+			out := y[(c.strips[strip]-c.strips[firstStrip])*w.blockCols:]
 			if c.unpack {
-				c.kernels.MulPanel(out, x, panel, hi-lo, piece, !c.round, sums)
+				c.kernels.MulPanel(out, x, panel, c.strips[strip+1]-c.strips[strip], piece, !c.round, sums)
 			} else {
-				c.kernels.MulCodes(out, x, hi-lo, piece, sums)
+				c.kernels.MulCodes(out, x, piece, sums)
 			}
 		}
 	}
-	c.store(s, y, block, first, min(rows, c.valid-first))
+}
+
+// multiplyInts is multiply in integers.
+func (c *chunk) multiplyInts(y []float32, block, firstStrip, lastStrip int) {
+	w := c.w
+	for _, run := range w.runs {
+		piece := w.piece(block, &w.pieces[run.first])
+		for strip := firstStrip; strip < lastStrip; strip++ {
+			lo, hi := c.strips[strip], c.strips[strip+1]
+			c.ints.Mul(y[(lo-c.strips[firstStrip])*w.blockCols:], c.stripPairs(strip, run.first), hi-lo, piece, run.count)
+		}
+	}
 }
 
 // store adds bias and old values and rounds.
@@ -631,6 +765,9 @@ func (c *chunk) store(s *cpuScratch, y []float32, block, first, rows int) {
 		c.kernels.Decode(bias, c.bias[2*col:][:2*cols])
 	}
 	for i := range rows {
+		if c.skip != nil && c.skip[first+i] {
+			continue
+		}
 		line := y[i*c.w.blockCols:][:cols]
 		dst := c.dst.data[2*((c.first+first+i)*c.dst.cols+col):][:2*cols]
 		for j, v := range bias {

@@ -34,16 +34,23 @@ mkdir "$venv/llama"
 tar -xzf "$venv"/llama/llama_cpp_python-*.tar.gz -C "$venv/llama" --strip-components=1 --wildcards '*/vendor/llama.cpp/ggml/*'
 touch "$venv/llama/vendor/llama.cpp/ggml/ggml.pc.in" # for pkg-config; the archive leaves it out
 PATH=$PWD/$venv/bin:$PATH
+# build FOLDER OPTION... builds ggml with the options and copies its libraries.
+build() {
+  cmake -G Ninja -S "$venv/llama/vendor/llama.cpp/ggml" -B "$venv/llama/$1" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
+    -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF -DGGML_CCACHE=OFF "${@:2}" &&
+    cmake --build "$venv/llama/$1" &&
+    mkdir "$venv/$1" &&
+    find "$venv/llama/$1" -name 'libggml*' -exec cp -P {} "$venv/$1/" \;
+}
 {
-  cmake -G Ninja -S "$venv/llama/vendor/llama.cpp/ggml" -B "$venv/llama/build" -DCMAKE_BUILD_TYPE=Release \
-    -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=ON -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF -DGGML_CCACHE=OFF &&
-    cmake --build "$venv/llama/build"
+  build ggml -DGGML_NATIVE=ON &&
+    case $(uname -m) in x86_64) # what a processor without AVX-512 and VNNI runs
+      build ggml-avx2 -DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_BMI2=ON -DGGML_FMA=ON -DGGML_F16C=ON ;;
+    esac
 } >"$venv/ggml.log" 2>&1 || {
   tail -n 20 "$venv/ggml.log" >&2
   say "ggml was not built; the whole output is in $venv/ggml.log"
   exit 1
 }
-mkdir "$venv/ggml"
-find "$venv/llama/build" -name 'libggml*' -exec cp -P {} "$venv/ggml/" \;
 rm -rf "$venv/llama"
 printf '%s\n' "$made_from" >"$stamp"

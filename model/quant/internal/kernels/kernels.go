@@ -67,17 +67,13 @@ type Set struct {
 	// BlockCols is the most columns of a block and StepCols divides their number, which is even.
 	BlockCols, StepCols int
 
-	// CodesRows are the numbers of rows of activations that MulCodes takes, ascending, the first 1.
-	CodesRows []int
-
 	// PanelRows is the most rows of activations that MulPanel takes. 0 means that it takes any number, and that
 	// multiplying row by row with MulCodes is faster.
 	PanelRows int
 
-	// MulCodes adds the product of several rows of activations with a piece to y, [rows, Cols]. x is [Rows, rows]: the
-	// activations of all rows for one row of weights are side by side. If the piece is shifted, sums has the sum of each
-	// row of activations; otherwise it is nil.
-	MulCodes func(y, x []float32, rows int, p Piece, sums []float32)
+	// MulCodes adds the product of one row of activations with a piece to y. If the piece is shifted, sums has the sum of
+	// the activations; otherwise it is nil.
+	MulCodes func(y, x []float32, p Piece, sums []float32)
 
 	// Unpack writes code − 2^(Bits−1) of every code to panel, [Rows, Cols].
 	Unpack func(panel []float32, p Piece)
@@ -85,13 +81,17 @@ type Set struct {
 	// Round makes the weights of what Unpack wrote, rounded to half precision.
 	Round func(panel []float32, p Piece)
 
-	// MulPanel is MulCodes with a panel. If scaled, the panel is what Unpack wrote and the scales are taken from the piece;
-	// if not, it is what Round made of it. Scaled, it gives the same bits as MulCodes, unless PanelRows is 0.
+	// MulPanel is MulCodes for several rows, with a panel. x is [Rows, rows]: the activations of all rows for one row of weights
+	// are side by side. If scaled, the panel is what Unpack wrote and the scales are taken from the piece; if not, it is
+	// what Round made of it. Scaled, it gives the same bits as MulCodes, unless PanelRows is 0.
 	MulPanel func(y, x, panel []float32, rows int, p Piece, scaled bool, sums []float32)
 
 	// Encode rounds to little-endian float16, which may change the payload of a NaN, and Decode widens it.
 	Encode func(dst []byte, src []float32)
 	Decode func(dst []float32, src []byte)
+
+	// Ints is nil where there are none.
+	Ints *Ints
 
 	// Read reads all words and does next to nothing with them.
 	Read func(words []uint32) uint32

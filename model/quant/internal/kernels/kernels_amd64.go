@@ -3,37 +3,37 @@
 package kernels
 
 //go:noescape
-func mulCodes2x1AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes2AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack2AVX2(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes3x1AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes3AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack3AVX2(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes4x1AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes4AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack4AVX2(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes5x1AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes5AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack5AVX2(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes6x1AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes6AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack6AVX2(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes8x1AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes8AVX2(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack8AVX2(panel *float32, words *uint32, rows int)
@@ -60,91 +60,37 @@ func mulPanel5AVX2(y *float32, a *float32, panel *float32, depth int, scales *ui
 func mulPanel6AVX2(y *float32, a *float32, panel *float32, depth int, scales *uint32, sums *float32)
 
 //go:noescape
-func mulCodes2x1AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes2x2AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes2x4AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes2x8AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes2AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack2AVX512(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes3x1AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes3x2AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes3x4AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes3x8AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes3AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack3AVX512(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes4x1AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes4x2AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes4x4AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes4x8AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes4AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack4AVX512(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes5x1AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes5x2AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes5x4AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes5x8AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes5AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack5AVX512(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes6x1AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes6x2AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes6x4AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes6x8AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes6AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack6AVX512(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes8x1AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes8x2AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes8x4AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
-
-//go:noescape
-func mulCodes8x8AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes8AVX512(y *float32, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack8AVX512(panel *float32, words *uint32, rows int)
@@ -169,6 +115,171 @@ func mulPanel5AVX512(y *float32, a *float32, panel *float32, depth int, scales *
 
 //go:noescape
 func mulPanel6AVX512(y *float32, a *float32, panel *float32, depth int, scales *uint32, sums *float32)
+
+//go:noescape
+func mulInts2x1AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts2x2AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts2x4AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x1AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x2AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x4AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x1AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x2AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x4AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x1AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x2AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x4AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x1AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x2AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x4AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x1AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x2AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x4AVX2(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts2x1AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts2x4AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x1AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x4AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x1AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x4AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x1AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x4AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x1AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x4AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x1AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x4AVXVNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts2x1VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts2x2VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts2x4VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts2x8VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x1VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x2VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x4VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts3x8VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x1VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x2VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x4VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts4x8VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x1VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x2VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x4VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts5x8VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x1VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x2VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x4VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts6x8VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x1VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x2VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x4VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func mulInts8x8VNNI(y *float32, x *uint32, words *uint32, depth int, pieces int, shifted int)
+
+//go:noescape
+func quantizeAVX2(dst *uint32, src *uint16, n int) (largest uint32, sum uint32)
 
 //go:noescape
 func encodeAVX2(dst *byte, src *float32, n int)

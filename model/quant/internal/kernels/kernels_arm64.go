@@ -3,37 +3,37 @@
 package kernels
 
 //go:noescape
-func mulCodes2x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes2NEON(y, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack2NEON(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes3x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes3NEON(y, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack3NEON(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes4x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes4NEON(y, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack4NEON(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes5x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes5NEON(y, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack5NEON(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes6x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes6NEON(y, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack6NEON(panel *float32, words *uint32, rows int)
 
 //go:noescape
-func mulCodes8x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
+func mulCodes8NEON(y, x *float32, words *uint32, depth int, sums *float32)
 
 //go:noescape
 func unpack8NEON(panel *float32, words *uint32, rows int)

@@ -1455,8 +1455,8 @@ DATA codes8<>+380(SB)/4, $0x47008000
 GLOBL codes8<>(SB), RODATA|NOPTR, $384
 
 
-// func mulCodes2x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
-TEXT ·mulCodes2x1NEON(SB), NOSPLIT, $0-40
+// func mulCodes2NEON(y, x *float32, words *uint32, depth int, sums *float32)
+TEXT ·mulCodes2NEON(SB), NOSPLIT, $0-40
 	MOVD y+0(FP), R0
 	MOVD x+8(FP), R1
 	MOVD words+16(FP), R2
@@ -2049,8 +2049,8 @@ loop5:
 	BNE loop5
 	RET
 
-// func mulCodes3x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
-TEXT ·mulCodes3x1NEON(SB), NOSPLIT, $0-40
+// func mulCodes3NEON(y, x *float32, words *uint32, depth int, sums *float32)
+TEXT ·mulCodes3NEON(SB), NOSPLIT, $0-40
 	MOVD y+0(FP), R0
 	MOVD x+8(FP), R1
 	MOVD words+16(FP), R2
@@ -3223,8 +3223,8 @@ loop10:
 	BNE loop10
 	RET
 
-// func mulCodes4x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
-TEXT ·mulCodes4x1NEON(SB), NOSPLIT, $0-40
+// func mulCodes4NEON(y, x *float32, words *uint32, depth int, sums *float32)
+TEXT ·mulCodes4NEON(SB), NOSPLIT, $0-40
 	MOVD y+0(FP), R0
 	MOVD x+8(FP), R1
 	MOVD words+16(FP), R2
@@ -3827,8 +3827,8 @@ loop15:
 	BNE loop15
 	RET
 
-// func mulCodes5x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
-TEXT ·mulCodes5x1NEON(SB), NOSPLIT, $0-40
+// func mulCodes5NEON(y, x *float32, words *uint32, depth int, sums *float32)
+TEXT ·mulCodes5NEON(SB), NOSPLIT, $0-40
 	MOVD y+0(FP), R0
 	MOVD x+8(FP), R1
 	MOVD words+16(FP), R2
@@ -5069,8 +5069,8 @@ loop20:
 	BNE loop20
 	RET
 
-// func mulCodes6x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
-TEXT ·mulCodes6x1NEON(SB), NOSPLIT, $0-40
+// func mulCodes6NEON(y, x *float32, words *uint32, depth int, sums *float32)
+TEXT ·mulCodes6NEON(SB), NOSPLIT, $0-40
 	MOVD y+0(FP), R0
 	MOVD x+8(FP), R1
 	MOVD words+16(FP), R2
@@ -5731,8 +5731,8 @@ loop25:
 	BNE loop25
 	RET
 
-// func mulCodes8x1NEON(y, x *float32, words *uint32, depth int, sums *float32)
-TEXT ·mulCodes8x1NEON(SB), NOSPLIT, $0-40
+// func mulCodes8NEON(y, x *float32, words *uint32, depth int, sums *float32)
+TEXT ·mulCodes8NEON(SB), NOSPLIT, $0-40
 	MOVD y+0(FP), R0
 	MOVD x+8(FP), R1
 	MOVD words+16(FP), R2

@@ -182,7 +182,7 @@ func testPiece(t *testing.T, set *Set, rng *rand.Rand, p Piece, scale float32) {
 	single := make([][]float32, m)
 	for i := range m {
 		single[i] = guarded(start[i*p.Cols:][:p.Cols])
-		set.MulCodes(single[i], x[i*p.Rows:][:p.Rows], 1, p, sumsOf(sums[i:i+1], p))
+		set.MulCodes(single[i], x[i*p.Rows:][:p.Rows], p, sumsOf(sums[i:i+1], p))
 		checkGuard(t, "one row", single[i], p.Cols)
 		check("one row", single[i], i, wantFused)
 	}
@@ -194,16 +194,6 @@ func testPiece(t *testing.T, set *Set, rng *rand.Rand, p Piece, scale float32) {
 			}
 		}
 		s := sumsOf(sums[:rows], p)
-		if slices.Contains(set.CodesRows, rows) {
-			y := guarded(start[:rows*p.Cols])
-			set.MulCodes(y, a, rows, p, s)
-			checkGuard(t, "several rows", y, rows*p.Cols)
-			for i := range rows {
-				if !slices.Equal(y[i*p.Cols:][:p.Cols], single[i][:p.Cols]) {
-					t.Fatalf("row %d of %d is another than alone", i, rows)
-				}
-			}
-		}
 		if set.PanelRows > 0 && rows > set.PanelRows {
 			continue
 		}
@@ -291,17 +281,15 @@ func TestRead(t *testing.T) {
 func BenchmarkMulCodes(b *testing.B) {
 	for _, set := range Sets() {
 		for _, bits := range widths {
-			for _, rows := range set.CodesRows {
-				b.Run(fmt.Sprintf("%s/bits=%d/rows=%d", set.Name, bits, rows), func(b *testing.B) {
-					rng := rand.New(rand.NewPCG(1, 2))
-					p := randomPiece(rng, bits, 128, set.BlockCols, false)
-					x, y := random(rng, rows*p.Rows, 1), make([]float32, rows*p.Cols)
-					for b.Loop() {
-						set.MulCodes(y, x, rows, p, nil)
-					}
-					b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*p.Rows*p.Cols), "ns/weight")
-				})
-			}
+			b.Run(fmt.Sprintf("%s/bits=%d", set.Name, bits), func(b *testing.B) {
+				rng := rand.New(rand.NewPCG(1, 2))
+				p := randomPiece(rng, bits, 128, set.BlockCols, false)
+				x, y := random(rng, p.Rows, 1), make([]float32, p.Cols)
+				for b.Loop() {
+					set.MulCodes(y, x, p, nil)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*p.Rows*p.Cols), "ns/weight")
+			})
 		}
 	}
 }

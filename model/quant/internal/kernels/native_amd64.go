@@ -10,25 +10,33 @@ func native() []*Set {
 		return nil
 	}
 	sets := []*Set{&avx2Set}
-	if x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL {
+	avx512 := x.HasAVX512F && x.HasAVX512BW && x.HasAVX512DQ && x.HasAVX512VL
+	if avx512 {
 		sets = append(sets, &avx512Set)
+	}
+	// Integers of 256 bits are faster than floating-point numbers of 512.
+	sets = append(sets, &avx2IntSet)
+	if x.HasAVXVNNI {
+		sets = append(sets, &avxVNNISet)
+	}
+	if avx512 && x.HasAVX512VNNI {
+		sets = append(sets, &avx512VNNISet)
 	}
 	return sets
 }
 
-var avx2Set = avx2.set()
+var (
+	avx2Set       = avx2.set("avx2", nil)
+	avx512Set     = avx512.set("avx512", nil)
+	avx2IntSet    = avx2.set("avx2-int", &intsAVX2)
+	avxVNNISet    = avx2.set("avx-vnni", &intsAVXVNNI)
+	avx512VNNISet = avx512.set("avx512-vnni", &intsVNNI)
+)
 
 var avx2 = assembly{
-	name: "avx2",
 	cols: 32,
-	rows: []int{1},
-	mulCodes: [9][9]func(y, x *float32, words *uint32, depth int, sums *float32){
-		2: {1: mulCodes2x1AVX2},
-		3: {1: mulCodes3x1AVX2},
-		4: {1: mulCodes4x1AVX2},
-		5: {1: mulCodes5x1AVX2},
-		6: {1: mulCodes6x1AVX2},
-		8: {1: mulCodes8x1AVX2},
+	mulCodes: [9]func(y, x *float32, words *uint32, depth int, sums *float32){
+		2: mulCodes2AVX2, 3: mulCodes3AVX2, 4: mulCodes4AVX2, 5: mulCodes5AVX2, 6: mulCodes6AVX2, 8: mulCodes8AVX2,
 	},
 	unpack: [9]func(panel *float32, words *uint32, rows int){
 		2: unpack2AVX2, 3: unpack3AVX2, 4: unpack4AVX2, 5: unpack5AVX2, 6: unpack6AVX2, 8: unpack8AVX2,
@@ -42,19 +50,10 @@ var avx2 = assembly{
 	read:   readAVX2,
 }
 
-var avx512Set = avx512.set()
-
 var avx512 = assembly{
-	name: "avx512",
 	cols: 64,
-	rows: []int{1, 2, 4, 8},
-	mulCodes: [9][9]func(y, x *float32, words *uint32, depth int, sums *float32){
-		2: {1: mulCodes2x1AVX512, 2: mulCodes2x2AVX512, 4: mulCodes2x4AVX512, 8: mulCodes2x8AVX512},
-		3: {1: mulCodes3x1AVX512, 2: mulCodes3x2AVX512, 4: mulCodes3x4AVX512, 8: mulCodes3x8AVX512},
-		4: {1: mulCodes4x1AVX512, 2: mulCodes4x2AVX512, 4: mulCodes4x4AVX512, 8: mulCodes4x8AVX512},
-		5: {1: mulCodes5x1AVX512, 2: mulCodes5x2AVX512, 4: mulCodes5x4AVX512, 8: mulCodes5x8AVX512},
-		6: {1: mulCodes6x1AVX512, 2: mulCodes6x2AVX512, 4: mulCodes6x4AVX512, 8: mulCodes6x8AVX512},
-		8: {1: mulCodes8x1AVX512, 2: mulCodes8x2AVX512, 4: mulCodes8x4AVX512, 8: mulCodes8x8AVX512},
+	mulCodes: [9]func(y, x *float32, words *uint32, depth int, sums *float32){
+		2: mulCodes2AVX512, 3: mulCodes3AVX512, 4: mulCodes4AVX512, 5: mulCodes5AVX512, 6: mulCodes6AVX512, 8: mulCodes8AVX512,
 	},
 	unpack: [9]func(panel *float32, words *uint32, rows int){
 		2: unpack2AVX512, 3: unpack3AVX512, 4: unpack4AVX512, 5: unpack5AVX512, 6: unpack6AVX512, 8: unpack8AVX512,
@@ -66,4 +65,46 @@ var avx512 = assembly{
 	encode: encodeAVX2,
 	decode: decodeAVX2,
 	read:   readAVX2,
+}
+
+var intsAVX2 = intAssembly{
+	order:    &pairOrder,
+	quantize: quantizeAVX2,
+	rows:     []int{1, 2, 4},
+	mul: [9][9]func(y *float32, x, words *uint32, depth, pieces, shifted int){
+		2: {1: mulInts2x1AVX2, 2: mulInts2x2AVX2, 4: mulInts2x4AVX2},
+		3: {1: mulInts3x1AVX2, 2: mulInts3x2AVX2, 4: mulInts3x4AVX2},
+		4: {1: mulInts4x1AVX2, 2: mulInts4x2AVX2, 4: mulInts4x4AVX2},
+		5: {1: mulInts5x1AVX2, 2: mulInts5x2AVX2, 4: mulInts5x4AVX2},
+		6: {1: mulInts6x1AVX2, 2: mulInts6x2AVX2, 4: mulInts6x4AVX2},
+		8: {1: mulInts8x1AVX2, 2: mulInts8x2AVX2, 4: mulInts8x4AVX2},
+	},
+}
+
+var intsAVXVNNI = intAssembly{
+	order:    &pairOrder,
+	quantize: quantizeAVX2,
+	rows:     []int{1, 4},
+	mul: [9][9]func(y *float32, x, words *uint32, depth, pieces, shifted int){
+		2: {1: mulInts2x1AVXVNNI, 4: mulInts2x4AVXVNNI},
+		3: {1: mulInts3x1AVXVNNI, 4: mulInts3x4AVXVNNI},
+		4: {1: mulInts4x1AVXVNNI, 4: mulInts4x4AVXVNNI},
+		5: {1: mulInts5x1AVXVNNI, 4: mulInts5x4AVXVNNI},
+		6: {1: mulInts6x1AVXVNNI, 4: mulInts6x4AVXVNNI},
+		8: {1: mulInts8x1AVXVNNI, 4: mulInts8x4AVXVNNI},
+	},
+}
+
+var intsVNNI = intAssembly{
+	order:    &pairOrder,
+	quantize: quantizeAVX2,
+	rows:     []int{1, 2, 4, 8},
+	mul: [9][9]func(y *float32, x, words *uint32, depth, pieces, shifted int){
+		2: {1: mulInts2x1VNNI, 2: mulInts2x2VNNI, 4: mulInts2x4VNNI, 8: mulInts2x8VNNI},
+		3: {1: mulInts3x1VNNI, 2: mulInts3x2VNNI, 4: mulInts3x4VNNI, 8: mulInts3x8VNNI},
+		4: {1: mulInts4x1VNNI, 2: mulInts4x2VNNI, 4: mulInts4x4VNNI, 8: mulInts4x8VNNI},
+		5: {1: mulInts5x1VNNI, 2: mulInts5x2VNNI, 4: mulInts5x4VNNI, 8: mulInts5x8VNNI},
+		6: {1: mulInts6x1VNNI, 2: mulInts6x2VNNI, 4: mulInts6x4VNNI, 8: mulInts6x8VNNI},
+		8: {1: mulInts8x1VNNI, 2: mulInts8x2VNNI, 4: mulInts8x4VNNI, 8: mulInts8x8VNNI},
+	},
 }

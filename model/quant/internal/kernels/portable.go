@@ -11,7 +11,6 @@ var portable = Set{
 	Name:      "portable",
 	BlockCols: portableCols,
 	StepCols:  8,
-	CodesRows: []int{1},
 	MulCodes:  mulCodes,
 	Unpack:    unpack,
 	Round:     round,
@@ -39,7 +38,7 @@ func finish(y, acc []float32, p Piece, sum []float32) {
 	}
 }
 
-func mulCodes(y, x []float32, _ int, p Piece, sums []float32) {
+func mulCodes(y, x []float32, p Piece, sums []float32) {
 	var buffer [portableCols]float32
 	acc := buffer[:p.Cols]
 	// Filling tables pays when many columns use them.

@@ -6,6 +6,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -24,7 +25,9 @@ var widths = []int{2, 3, 4, 5, 6, 8}
 type isa struct {
 	name  string
 	lanes int   // float32 in a register
-	rows  []int // that codes are multiplied with at once
+	rows  []int // that mulInts takes at once
+	wide  int   // the most rows of a whole block that mulInts has registers for
+	vnni  bool  // products of pairs are added in one instruction
 }
 
 func (s isa) bytes() int { return 4 * s.lanes }
@@ -106,7 +109,7 @@ func turn(bits int) int {
 // neighboring codes need not be masked. Longer codes become the low bits of 2²³ + code.
 type decoder512 struct {
 	isa
-	bits, count        int
+	bits               int
 	words              Mem
 	table, upper       reg.VecVirtual
 	mask, magic, minus reg.VecVirtual
@@ -141,7 +144,7 @@ func (d *decoder512) loop() { d.at = -1 }
 
 func (d *decoder512) load(row int) {
 	d.at = row
-	d.cur = d.several(d.count)
+	d.cur = d.several(vecs)
 	for c, v := range d.cur {
 		m := d.isa.at(d.words, row, c)
 		VMOVDQU32(m, v)
@@ -154,7 +157,7 @@ func (d *decoder512) code(k int) []reg.VecVirtual {
 	if d.at != row {
 		d.load(row)
 	}
-	out := d.several(d.count)
+	out := d.several(vecs)
 	low := d.cur
 	straddles := shift+d.bits > 32
 	if straddles {
@@ -192,12 +195,12 @@ func (d *decoder512) code(k int) []reg.VecVirtual {
 // makes their last bit 1: the number is 2^(23−shift) + code. That works below bit 23, so words are shifted once.
 type decoder2 struct {
 	isa
-	bits, count int
-	words       Mem
-	table       reg.VecVirtual
-	cur         []reg.VecVirtual
-	at          int
-	moved       int // bits that cur is shifted by
+	bits  int
+	words Mem
+	table reg.VecVirtual
+	cur   []reg.VecVirtual
+	at    int
+	moved int // bits that cur is shifted by
 }
 
 func (d *decoder2) begin() {
@@ -215,7 +218,7 @@ func (d *decoder2) loop() { d.at = -1 }
 
 func (d *decoder2) load(row int) {
 	d.at, d.moved = row, 0
-	d.cur = d.several(d.count)
+	d.cur = d.several(vecs)
 	for c, v := range d.cur {
 		m := d.isa.at(d.words, row, c)
 		VMOVDQU(m, v)
@@ -231,7 +234,7 @@ func (d *decoder2) code(k int) []reg.VecVirtual {
 		d.load(row)
 	}
 	shift := bit - d.moved
-	out := make([]reg.VecVirtual, d.count)
+	out := make([]reg.VecVirtual, vecs)
 	low := d.cur
 	switch {
 	case bit+d.bits > 32:
@@ -294,42 +297,25 @@ const ahead = 3072
 
 func prefetch(m Mem) { PREFETCHT0(m.Offset(ahead)) }
 
-// decoder returns the one for count registers of every row.
-func (s isa) decoder(bits, count int, words Mem) decoder {
+func (s isa) decoder(bits int, words Mem) decoder {
 	if s.lanes == 16 {
-		return &decoder512{isa: s, bits: bits, count: count, words: words}
+		return &decoder512{isa: s, bits: bits, words: words}
 	}
-	return &decoder2{isa: s, bits: bits, count: count, words: words}
+	return &decoder2{isa: s, bits: bits, words: words}
 }
 
-// mulCodes adds the product of some rows, interleaved, and the codes to y.
-func (s isa) mulCodes(bits, rows int) {
-	TEXT(fmt.Sprintf("mulCodes%dx%d%s", bits, rows, s.name), NOSPLIT, "func(y, x *float32, words *uint32, depth int, sums *float32)")
+// mulCodes adds the product of one row and the codes to y.
+func (s isa) mulCodes(bits int) {
+	TEXT(fmt.Sprintf("mulCodes%d%s", bits, s.name), NOSPLIT, "func(y, x *float32, words *uint32, depth int, sums *float32)")
 	Pragma("noescape")
-	// 32 registers hold the sums of 4 rows and a block, or of 8 rows and half a block.
-	count := vecs
-	if rows > 4 {
-		count = vecs / 2
-	}
 	y, sums := Mem{Base: Load(Param("y"), GP64())}, Mem{Base: Load(Param("sums"), GP64())}
-	x, words, depth := Mem{Base: GP64()}, Mem{Base: GP64()}, GP64()
-	d := s.decoder(bits, count, words)
+	x, words := Mem{Base: Load(Param("x"), GP64())}, Mem{Base: Load(Param("words"), GP64())}
+	depth := Load(Param("depth"), GP64())
+	d := s.decoder(bits, words)
 	d.begin()
-	// Bytes of scales in the first half, in the second pass.
-	done := GP64()
-	XORQ(done, done)
-	pass := label("pass")
-	Label(pass)
-	Load(Param("x"), x.Base)
-	Load(Param("words"), words.Base)
-	Load(Param("depth"), depth)
-	LEAQ(Mem{Base: words.Base, Index: done, Scale: 2}, words.Base)
-	acc := make([][]reg.VecVirtual, rows)
-	for i := range acc {
-		acc[i] = s.several(count)
-		for _, v := range acc[i] {
-			s.zero(v)
-		}
+	acc := s.several(vecs)
+	for _, v := range acc {
+		s.zero(v)
 	}
 	loop := label("loop")
 	Label(loop)
@@ -337,30 +323,17 @@ func (s isa) mulCodes(bits, rows int) {
 	n := turn(bits)
 	for k := range n {
 		t := d.code(k)
-		for i := range acc {
-			m := x.Offset(4 * (k*rows + i))
-			v := s.vec()
-			VBROADCASTSS(m, v)
-			for c := range t {
-				VFMADD231PS(v, t[c], acc[i][c])
-			}
+		v := s.vec()
+		VBROADCASTSS(x.Offset(4*k), v)
+		for c := range t {
+			VFMADD231PS(v, t[c], acc[c])
 		}
 	}
 	ADDQ(distance(n*bits/32*s.line()), words.Base)
-	ADDQ(distance(4*n*rows), x.Base)
+	ADDQ(distance(4*n), x.Base)
 	SUBQ(distance(n), depth)
 	JNZ(LabelRef(loop))
-	SUBQ(done, words.Base) // the scales
-	s.finish(y, words, sums, acc, 0)
-	if count < vecs {
-		end := label("end")
-		TESTQ(done, done)
-		JNZ(LabelRef(end))
-		MOVQ(U32(count*s.bytes()/2), done)
-		ADDQ(distance(count*s.bytes()), y.Base)
-		JMP(LabelRef(pass))
-		Label(end)
-	}
+	s.finish(y, words, sums, [][]reg.VecVirtual{acc}, 0)
 	VZEROUPPER()
 	RET()
 }
@@ -418,7 +391,7 @@ func (s isa) unpack(bits int) {
 	Pragma("noescape")
 	panel, words := Mem{Base: Load(Param("panel"), GP64())}, Mem{Base: Load(Param("words"), GP64())}
 	rows := Load(Param("rows"), GP64())
-	d := s.decoder(bits, vecs, words)
+	d := s.decoder(bits, words)
 	d.begin()
 	loop := label("loop")
 	Label(loop)
@@ -594,11 +567,9 @@ func read() {
 }
 
 func main() {
-	for _, s := range []isa{{"AVX2", 8, []int{1}}, {"AVX512", 16, []int{1, 2, 4, 8}}} {
+	for _, s := range []isa{{name: "AVX2", lanes: 8}, {name: "AVX512", lanes: 16}} {
 		for _, bits := range widths {
-			for _, rows := range s.rows {
-				s.mulCodes(bits, rows)
-			}
+			s.mulCodes(bits)
 			s.unpack(bits)
 		}
 		s.round()
@@ -606,7 +577,22 @@ func main() {
 			s.mulPanel(rows)
 		}
 	}
+	for _, s := range []isa{
+		{name: "AVX2", lanes: 8, rows: []int{1, 2, 4}, wide: 1},
+		{name: "AVXVNNI", lanes: 8, rows: []int{1, 4}, wide: 1, vnni: true}, // two rows at once are no faster than one by one
+		{name: "VNNI", lanes: 16, rows: []int{1, 2, 4, 8}, wide: 4, vnni: true},
+	} {
+		for _, bits := range widths {
+			for _, rows := range s.rows {
+				s.mulInts(bits, rows)
+			}
+		}
+	}
+	quantize()
 	convert()
 	read()
-	Generate()
+	if err := generate(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }

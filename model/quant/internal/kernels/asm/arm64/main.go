@@ -160,7 +160,7 @@ func (w *writer) has(table string) bool {
 }
 
 func (w *writer) mulCodes(bits int) {
-	w.text(fmt.Sprintf("mulCodes%dx1NEON", bits), "(y, x *float32, words *uint32, depth int, sums *float32)", 40)
+	w.text(fmt.Sprintf("mulCodes%dNEON", bits), "(y, x *float32, words *uint32, depth int, sums *float32)", 40)
 	w.op("MOVD y+0(FP), R0")
 	w.op("MOVD x+8(FP), R1")
 	w.op("MOVD words+16(FP), R2")

@@ -14,7 +14,7 @@ import (
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
-	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 )
@@ -44,7 +44,7 @@ func Outputs(plan *matrix.Plan, workflow []byte) (string, error) {
 	var out strings.Builder
 	for _, j := range Jobs(plan) {
 		if workflow != nil && !bytes.Contains(workflow, []byte("\n  "+j.ID+":\n")) {
-			return "", fmt.Errorf("the workflow has no job %s, which %s need\n  run `kiln workflow github --write` and commit it", j.ID, ui.Count(len(j.Rows), "row"))
+			return "", fmt.Errorf("the workflow has no job %s, which %s need\n  run `kiln workflow github --write` and commit it", j.ID, units.Count(len(j.Rows), "row"))
 		}
 		text, err := j.Matrix()
 		if err != nil {
@@ -59,7 +59,7 @@ func Outputs(plan *matrix.Plan, workflow []byte) (string, error) {
 func PlanSummary(plan *matrix.Plan, release string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "### Plan\n\n%s, %d skipped, %d not selected. Release: %s.\n\n| row | files | runner |\n| --- | --- | --- |\n",
-		ui.Count(len(plan.Rows), "row"), len(plan.Skipped), plan.Unselected, release)
+		units.Count(len(plan.Rows), "row"), len(plan.Skipped), plan.Unselected, release)
 	for i, j := range plan.GitHubJobs() {
 		fmt.Fprintf(&b, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(plan.Rows[i].Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
 	}
@@ -107,7 +107,7 @@ func Summary(inv *publish.Inventory) string {
 		}
 		sizeText := ""
 		if size > 0 {
-			sizeText = ui.Bytes(size)
+			sizeText = units.Bytes(size)
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.ID, state, test, archs, sizeText)
 	}

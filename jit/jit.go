@@ -16,6 +16,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/machine"
 )
 
@@ -466,7 +467,7 @@ func (l *loader) explainError(err error) (machine.Diagnosis, bool) {
 	case engine.CauseOf(err) == engine.CauseDisk:
 		free := ""
 		if n, ferr := fsx.FreeSpace(l.opts.Dir); ferr == nil {
-			free = fmt.Sprintf("; %d MiB are free", n>>20)
+			free = "; " + units.Bytes(n) + " are free"
 		}
 		return newDiagnosis("disk-full", "the disk of "+l.opts.Dir+" is full"+free, l.otherDir()), true
 	case errors.Is(err, os.ErrPermission):

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -280,9 +281,9 @@ func genericEntries() []entry {
 					return "The compiler found errors.", "see which version of torch, CUDA and the compiler the package supports"
 				}
 				first := errs.First[0]
-				d := fmt.Sprintf("%d %s", errs.Total, plural(errs.Total, "error", "errors"))
+				d := units.Count(errs.Total, "error")
 				if errs.Files > 0 {
-					d += fmt.Sprintf(" in %d %s", errs.Files, plural(errs.Files, "file", "files"))
+					d += " in " + units.Count(errs.Files, "file")
 				}
 				where := ""
 				if first.File != "" {

@@ -8,5 +8,5 @@
 //
 // The package decides which command is run with which variables. It does not wait,
 // retry or count memory (package engine), does not know how to find fault with a binary
-// (package audit) and does not explain error texts (package toolchain).
+// (package audit) and does not explain error texts (package machine).
 package build

@@ -161,8 +161,8 @@ func parseQuality(s string) (int, bool) {
 	return q, q <= 1000
 }
 
-// acceptsGzip reports whether a request allows the gzip coding.
-func acceptsGzip(header http.Header) bool {
+// AcceptsGzip reports whether a request allows the gzip coding.
+func AcceptsGzip(header http.Header) bool {
 	star, starSet := false, false
 	for _, line := range header.Values("Accept-Encoding") {
 		if len(line) > maxAcceptBytes {

@@ -112,7 +112,7 @@ func TestAcceptsGzip(t *testing.T) {
 		if header != "" {
 			h.Set("Accept-Encoding", header)
 		}
-		if got := acceptsGzip(h); got != want {
+		if got := AcceptsGzip(h); got != want {
 			t.Errorf("Accept-Encoding %q: %v, want %v", header, got, want)
 		}
 	}

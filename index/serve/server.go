@@ -633,7 +633,7 @@ func (s *Server) serveRepresentation(w *recorder, r *http.Request, sn *snapshot,
 // servePage writes a page, or that it has not changed. Content-Type has been set.
 func (s *Server) servePage(w *recorder, r *http.Request, p *page, rep representation, vary []string) {
 	h := w.Header()
-	gz := acceptsGzip(r.Header)
+	gz := AcceptsGzip(r.Header)
 	coding := 0
 	if gz {
 		coding = 1

@@ -14,25 +14,38 @@ import (
 	"github.com/klauspost/compress/gzip"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/wheel"
 )
 
 // policy lets a page use nothing but its own style sheet, script and pictures.
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// maxPages is how many finished pages a handler keeps.
-const maxPages = 4096
+// Limits of what clients can make a handler keep and do.
+const (
+	maxCacheBytes = 64 << 20 // of finished pages
+	maxRenders    = 4        // pages being made at once
+)
 
 // handler serves the pages of one catalog.
 type handler struct {
 	pages  *pages
 	assets map[string]asset // by path
 
+	renders chan struct{} // slots of maxRenders
+
 	mu    sync.Mutex
-	cache map[pageKey]*response
+	cache map[string]*cached // by path
+	size  int                // bytes of the pages in it
 }
 
-type pageKey struct{ path, base string }
+// cached is the page of a path for the last base URL that a client asked it for. Others are made when
+// they are asked for: a client may send any Host, and must not fill the memory with them.
+type cached struct {
+	mu   sync.Mutex // held while the page is made
+	base string
+	res  *response
+}
 
 // response is a page ready to be sent.
 type response struct {
@@ -54,7 +67,7 @@ func Maker(opts Options) (func(*index.Catalog) http.Handler, error) {
 		assets["/"+a.path] = a
 	}
 	return func(c *index.Catalog) http.Handler {
-		return &handler{pages: &pages{site: s, catalog: c, opts: opts}, assets: assets, cache: map[pageKey]*response{}}
+		return &handler{pages: &pages{site: s, catalog: c, opts: opts}, assets: assets, renders: make(chan struct{}, maxRenders), cache: map[string]*cached{}}
 	}, nil
 }
 
@@ -211,15 +224,61 @@ func (h *handler) redirect(path string, query url.Values) (string, bool) {
 
 // page makes a page, or takes it from those made before.
 func (h *handler) page(path, base string, query url.Values) (*response, error) {
-	key := pageKey{path, base}
-	if len(query) == 0 {
-		h.mu.Lock()
-		res := h.cache[key]
-		h.mu.Unlock()
-		if res != nil {
-			return res, nil
+	if query = known(path, query); len(query) > 0 {
+		return h.make(path, base, query)
+	}
+	h.mu.Lock()
+	c := h.cache[path]
+	if c == nil {
+		c = new(cached)
+		h.cache[path] = c
+	}
+	h.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.res != nil && c.base == base {
+		return c.res, nil
+	}
+	res, err := h.make(path, base, nil)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.cache[path] != c: // dropped meanwhile
+	case err != nil || res.status != http.StatusOK:
+		delete(h.cache, path)
+		h.size -= c.res.size()
+	default:
+		h.size += res.size() - c.res.size()
+		c.base, c.res = base, res
+		if h.size > maxCacheBytes {
+			h.cache, h.size = map[string]*cached{}, 0
 		}
 	}
+	return res, err
+}
+
+// known returns the part of a query that the page at a path depends on.
+func known(path string, query url.Values) url.Values {
+	names := groupNames[:]
+	switch path {
+	case "/":
+		names = []string{"q"}
+	case "/pick/":
+		names = []string{"package"}
+	}
+	out := url.Values{}
+	for _, name := range names {
+		if v := query.Get(name); v != "" {
+			out.Set(name, v)
+		}
+	}
+	return out
+}
+
+// make makes a page.
+func (h *handler) make(path, base string, query url.Values) (*response, error) {
+	h.renders <- struct{}{}
+	defer func() { <-h.renders }()
 	status := http.StatusOK
 	body, err := h.render(path, base, query)
 	if body == nil && err == nil {
@@ -229,16 +288,7 @@ func (h *handler) page(path, base string, query url.Values) (*response, error) {
 	if err != nil {
 		return nil, err
 	}
-	res := newResponse(status, body)
-	if len(query) == 0 && status == http.StatusOK {
-		h.mu.Lock()
-		if len(h.cache) >= maxPages {
-			clear(h.cache)
-		}
-		h.cache[key] = res
-		h.mu.Unlock()
-	}
-	return res, nil
+	return newResponse(status, body), nil
 }
 
 // render makes a page; nil means that there is none.
@@ -269,6 +319,14 @@ func (h *handler) render(path, base string, query url.Values) ([]byte, error) {
 	return h.pages.file(base, p, f)
 }
 
+// size is what a page takes of memory.
+func (r *response) size() int {
+	if r == nil {
+		return 0
+	}
+	return len(r.plain) + len(r.gz)
+}
+
 func newResponse(status int, body []byte) *response {
 	sum := sha256.Sum256(body)
 	res := &response{status: status, plain: body, etag: hex.EncodeToString(sum[:12])}
@@ -287,7 +345,7 @@ func (h *handler) send(w http.ResponseWriter, r *http.Request, res *response) {
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Vary", "Accept-Encoding")
 	body, etag := res.plain, `"`+res.etag+`"`
-	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") && res.gz != nil {
+	if serve.AcceptsGzip(r.Header) && res.gz != nil {
 		body, etag = res.gz, `"`+res.etag+`-gz"`
 		header.Set("Content-Encoding", "gzip")
 	}

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -363,5 +364,54 @@ func BenchmarkProjectPage(b *testing.B) {
 		w := httptest.NewRecorder()
 		make(catalog).ServeHTTP(w, r)
 		_, _ = io.Copy(io.Discard, w.Body)
+	}
+}
+
+// TestHosts: what clients write into the Host header and the query does not fill the memory.
+func TestHosts(t *testing.T) {
+	h, err := web.Handler(testCatalog(), web.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	ask := func(host, query string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/project/flash-attn/"+query, nil)
+		r.Host = host
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	first := ask("a.example", "").Body.String()
+	before := heap()
+	for i := range 300 {
+		if body := ask(fmt.Sprintf("h%d.example", i), "").Body.String(); !strings.Contains(body, fmt.Sprintf("http://h%d.example/", i)) {
+			t.Fatal("the page does not name the host it was asked for")
+		}
+	}
+	after := heap()
+	if page := uint64(len(first)); after > before+30*page {
+		t.Errorf("300 hosts took %d bytes, a page has %d", after-before, page)
+	}
+	if got := ask("a.example", "?x=1&utm=2"); got.Body.String() != first {
+		t.Error("an unknown part of a query changes the page")
+	}
+	runtime.KeepAlive(h)
+}
+
+// TestGzipRefused: "gzip;q=0" means without it.
+func TestGzipRefused(t *testing.T) {
+	h, err := web.Handler(testCatalog(), testOptions())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for accept, want := range map[string]string{"gzip": "gzip", "gzip;q=0": "", "gzip; q=0, *": "", "": "", "br": ""} {
+		if got := get(t, h, "/", "Accept-Encoding", accept).Header().Get("Content-Encoding"); got != want {
+			t.Errorf("Accept-Encoding %q: %q, want %q", accept, got, want)
+		}
 	}
 }

@@ -29,7 +29,7 @@ type written struct {
 	// Revision is that of [Revision]; another one makes other pages.
 	Revision string `json:"revision"`
 	// Pages are those of the index as a whole.
-	Pages    []string              `json:"pages"`
+	Pages    []string                  `json:"pages"`
 	Projects map[string]writtenProject `json:"projects"`
 }
 

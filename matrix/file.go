@@ -654,7 +654,7 @@ func (c *checker) python(v Text) {
 
 func (c *checker) dotted(v Text, name string, least, most int, example string) {
 	r, ok := parseRelease(v.Value)
-	if !ok || r.rest != "" || r.free || len(r.parts) < least || len(r.parts) > most {
+	if !ok || strings.Trim(v.Value, "0123456789.") != "" || len(r.parts) < least || len(r.parts) > most {
 		c.errorf(v.place, strings.ToLower(name), fmt.Sprintf("write it like %q", example), "%q is not a %s version", v.Value, name)
 	}
 }

@@ -11,43 +11,32 @@ import (
 	"github.com/kiln-build/kiln/wheel"
 )
 
-// release is a dotted version split for comparing: "2.9.0rc1" has the parts 2, 9, 0
-// and the rest "rc1"; "3.13t" is free-threaded.
+// release is a version split for comparing: "2.9.0rc1" has the parts 2, 9 and 0; "3.13t" is
+// free-threaded.
 type release struct {
-	text  string
-	parts []int
-	rest  string
-	free  bool
+	version wheel.Version
+	parts   []int
+	free    bool
 }
 
 func parseRelease(s string) (release, bool) {
-	r := release{text: s}
-	rest := s
-	if strings.HasPrefix(s, "3.") && strings.HasSuffix(s, "t") {
-		r.free = true
-		rest = rest[:len(rest)-1]
+	if s == "" || s[0] < '0' || s[0] > '9' {
+		return release{}, false
 	}
-	for {
-		n := 0
-		for n < len(rest) && rest[n] >= '0' && rest[n] <= '9' {
-			n++
-		}
-		v, err := strconv.Atoi(rest[:n])
+	var r release
+	if strings.HasPrefix(s, "3.") {
+		s, r.free = strings.CutSuffix(s, "t")
+	}
+	var err error
+	if r.version, err = wheel.ParseVersion(s); err != nil {
+		return release{}, false
+	}
+	for _, digits := range r.version.Release() {
+		n, err := strconv.Atoi(digits)
 		if err != nil {
 			return release{}, false
 		}
-		r.parts = append(r.parts, v)
-		rest = rest[n:]
-		if len(rest) < 2 || rest[0] != '.' || rest[1] < '0' || rest[1] > '9' {
-			break
-		}
-		rest = rest[1:]
-	}
-	r.rest = rest
-	if rest != "" {
-		if _, err := wheel.ParseVersion(s); err != nil {
-			return release{}, false
-		}
+		r.parts = append(r.parts, n)
 	}
 	return r, true
 }
@@ -64,15 +53,10 @@ func (r release) compareTo(bound release) int {
 			return c
 		}
 	}
-	if bound.rest == "" {
+	if bound.version.String() == bound.version.Base() {
 		return 0
 	}
-	a, errA := wheel.ParseVersion(r.text)
-	b, errB := wheel.ParseVersion(bound.text)
-	if errA != nil || errB != nil {
-		return cmp.Compare(r.text, bound.text)
-	}
-	return a.Compare(b)
+	return r.version.Compare(bound.version)
 }
 
 // comparison is an operator and its bound, for example >=12.8.

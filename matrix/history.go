@@ -78,24 +78,57 @@ type Estimate struct {
 	UniqueCalls int `json:"-"`
 }
 
-// estimate adds up what is known. A row that was never built is taken to be like the
-// mean of the package's rows with the same toolkit, else of all its rows.
+// A Basis is what an expectation rests on.
+type Basis int
+
+// The values.
+const (
+	Unknown   Basis = iota
+	MeanOf          // the mean of rows like it
+	BuiltOnce       // an earlier build of the row itself
+)
+
+// An Expectation is what the build of a row will need.
+type Expectation struct {
+	Measured
+	Basis Basis
+}
+
+// Expect says for each row what its build will need. A row that was never built is taken to be
+// like the mean of the package's rows with the same toolkit, else of all its rows. A nil history
+// knows nothing.
+func (h *History) Expect(rows []Row) []Expectation {
+	out := make([]Expectation, len(rows))
+	if h == nil {
+		return out
+	}
+	means := h.means(rows)
+	for i := range rows {
+		if m, ok := h.Rows[rows[i].ID]; ok {
+			out[i] = Expectation{m, BuiltOnce}
+			continue
+		}
+		for _, key := range meanKeys(&rows[i]) {
+			if m, ok := means[key]; ok {
+				out[i] = Expectation{m, MeanOf}
+				break
+			}
+		}
+	}
+	return out
+}
+
+// estimate adds up what is known.
 func (h *History) estimate(rows []Row, table *compat.Table) Estimate {
 	e := Estimate{Rows: len(rows)}
 	if h == nil {
 		return e
 	}
-	means := h.means(rows)
+	expected := h.Expect(rows)
 	unique := map[string]bool{}
 	for i := range rows {
-		r := &rows[i]
-		m, known := h.Rows[r.ID]
-		for _, key := range meanKeys(r) {
-			if !known {
-				m, known = means[key]
-			}
-		}
-		if known {
+		r, m := &rows[i], expected[i]
+		if m.Basis != Unknown {
 			e.Known++
 			e.Time += time.Duration(m.Seconds * float64(time.Second))
 			e.PeakMemoryBytes = max(e.PeakMemoryBytes, m.PeakMemoryBytes)

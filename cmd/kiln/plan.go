@@ -247,7 +247,7 @@ func (a *app) printGitHubMatrix(p *matrix.Plan) error {
 }
 
 // planJSON is the machine form of a plan.
-func planJSON(p *planned, makespan *matrix.Makespan) any {
+func planJSON(p *planned, makespan *planMakespan) any {
 	rows, skipped, findings := p.plan.Rows, p.plan.Skipped, p.plan.Findings
 	if rows == nil {
 		rows = []matrix.Row{}
@@ -271,7 +271,7 @@ func planJSON(p *planned, makespan *matrix.Makespan) any {
 		Unselected int                        `json:"unselected"`
 		Counts     map[string]map[string]int  `json:"counts"`
 		Estimate   matrix.Estimate            `json:"estimate"`
-		Makespan   *matrix.Makespan           `json:"makespan,omitempty"`
+		Makespan   *planMakespan              `json:"makespan,omitempty"`
 		Findings   diag.List                  `json:"findings"`
 	}{
 		Format: "kiln-plan/1", File: p.file, Rows: rows, Settings: settings, Skipped: skipped, Unselected: p.plan.Unselected,

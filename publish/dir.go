@@ -17,7 +17,8 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// manifestName is the file in which targets without releases of their own keep what is said about one.
+// manifestName is the file in which targets without releases of their own keep what is said about
+// one.
 const manifestName = "kiln-release.json"
 
 const manifestFormat = "kiln-release/1"
@@ -87,8 +88,8 @@ type dirTarget struct {
 	base string
 }
 
-// NewDir returns a folder as a target. Each release is a folder in it, named after its tag, with the
-// files and kiln-release.json. The folder is made when something is published.
+// NewDir returns a folder as a target. Each release is a folder in it, named after its tag, with
+// the files and kiln-release.json. The folder is made when something is published.
 func NewDir(dir string, opts DirOptions) (Target, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -283,7 +284,8 @@ func (t *dirTarget) Lock(_ context.Context, owner Owner) (func() error, error) {
 	if err := os.MkdirAll(filepath.Join(t.dir, ".kiln"), 0o777); err != nil {
 		return nil, err
 	}
-	// The lock is that of the system, freed however this process ends; the name beside it is for people.
+	// The lock is that of the system, freed however this process ends; the name beside it is for
+	// people.
 	lock, err := fsx.TryLock(filepath.Join(t.dir, ".kiln", "publish.lock"))
 	who := filepath.Join(t.dir, ".kiln", "publish.owner")
 	if locked, ok := errors.AsType[*fsx.LockedError](err); ok {

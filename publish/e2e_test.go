@@ -208,9 +208,9 @@ func TestE2ES3(t *testing.T) {
 	})
 }
 
-// TestE2EPublish publishes 200 times (KILN_PUBLISHES) to a folder, a GitHub server and a real S3 server, with random faults and with
-// publishers that are killed: never is a file listed that is absent or different, never is one there twice, and
-// in the end everything is there.
+// TestE2EPublish publishes 200 times (KILN_PUBLISHES) to a folder, a GitHub server and a real S3
+// server, with random faults and with publishers that are killed: never is a file listed that is
+// absent or different, never is one there twice, and in the end everything is there.
 func TestE2EPublish(t *testing.T) {
 	e2e(t, "publish")
 	n := 200
@@ -351,7 +351,7 @@ func TestE2ETwo(t *testing.T) {
 			}
 		}
 		if succeeded == 0 {
-			t.Errorf("%s: nobody succeeded", tasks[k].Kind)
+			t.Errorf("%s: no publisher succeeded", tasks[k].Kind)
 		}
 		both += succeeded / 2
 		got, err := published[k]()

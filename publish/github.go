@@ -38,8 +38,9 @@ type GitHubOptions struct {
 	Retry Retry
 }
 
-// gitHub are the releases of a repository. A release is a draft, which nobody sees, until Finish. Assets that were cut
-// off stay in the state "starter" and block their name; they are removed before the next attempt.
+// gitHub are the releases of a repository. A release is a draft, which users do not see, until
+// Finish. Assets that were cut off stay in the state "starter" and block their name; they are
+// removed before the next attempt.
 type gitHub struct {
 	opts        GitHubOptions
 	owner, repo string
@@ -152,8 +153,8 @@ func remoteAsset(a *github.ReleaseAsset) RemoteFile {
 	return f
 }
 
-// listReleases returns one release for every tag. Drafts may share a tag; then the oldest counts, for
-// everybody.
+// listReleases returns one release for every tag. Drafts may share a tag; then the oldest counts,
+// for everybody.
 func (t *gitHub) listReleases(ctx context.Context) ([]*github.RepositoryRelease, error) {
 	byTag := map[string]*github.RepositoryRelease{}
 	for page := 1; page > 0; {
@@ -230,8 +231,8 @@ func (t *gitHub) release(ctx context.Context, tag string) (*github.RepositoryRel
 	return r, nil
 }
 
-// Begin makes a draft. As GitHub lets drafts share a tag, it looks afterwards whether another was first, and
-// then takes that one.
+// Begin makes a draft. As GitHub lets drafts share a tag, it looks afterwards whether another was
+// first, and then takes that one.
 func (t *gitHub) Begin(ctx context.Context, r Release) error {
 	if _, err := t.listReleases(ctx); err != nil {
 		return err
@@ -325,8 +326,8 @@ func (t *gitHub) Upload(ctx context.Context, tag string, f LocalFile, progress f
 	return out, err
 }
 
-// settle looks what an upload without an answer has left: done says that the file is there, an error that
-// another is. What was cut off is removed.
+// settle looks what an upload without an answer has left: done says that the file is there, an
+// error that another is. What was cut off is removed.
 func (t *gitHub) settle(ctx context.Context, r *github.RepositoryRelease, f LocalFile, out *RemoteFile) (done bool, err error) {
 	assets, err := t.listAssets(ctx, r)
 	if err != nil {
@@ -475,7 +476,7 @@ func (t *gitHub) Finish(ctx context.Context, r Release) error {
 	})
 }
 
-// The log of changes is kept in the body of a release, in a comment that nobody sees.
+// The log of changes is kept in the body of a release, in a comment that readers do not see.
 const (
 	changesStart = "\n<!-- kiln-changes "
 	changesEnd   = " -->\n"
@@ -506,8 +507,8 @@ func splitBody(body string) (notes string, changes []Change) {
 	return notes, changes
 }
 
-// lockRefs is where locks are: refs/kiln/lock/N, each pointing to a tag object that names the owner. Who makes the
-// ref with the highest number has the lock, and a ref can be made only once.
+// lockRefs is where locks are: refs/kiln/lock/N, each pointing to a tag object that names the
+// owner. Who makes the ref with the highest number has the lock, and a ref can be made only once.
 const lockRefs = "kiln/lock/"
 
 func (t *gitHub) Lock(ctx context.Context, owner Owner) (func() error, error) {
@@ -527,7 +528,7 @@ func (t *gitHub) Lock(ctx context.Context, owner Owner) (func() error, error) {
 	if err != nil {
 		return nil, err
 	}
-	// note makes a tag object that says who is there.
+	// note makes a tag object that names the lock holder.
 	note := func(ctx context.Context) (string, error) {
 		owner.Time = time.Now().UTC()
 		text, err := json.Marshal(owner)
@@ -556,14 +557,14 @@ func (t *gitHub) Lock(ctx context.Context, owner Owner) (func() error, error) {
 		}
 		_, _, err = t.client.Git.CreateRef(ctx, t.owner, t.repo, github.CreateRef{Ref: "refs/" + lockRefs + strconv.Itoa(number+1), SHA: sha})
 		if already(err) {
-			return errAgain{err} // somebody was quicker: look who
+			return errAgain{err} // another publisher was first: read its name
 		}
 		if err != nil {
 			return err
 		}
 		mine = number + 1
 		if number > 0 {
-			_, _ = t.client.Git.DeleteRef(ctx, t.owner, t.repo, "refs/"+lockRefs+strconv.Itoa(number)) // of one who is gone; not in the way
+			_, _ = t.client.Git.DeleteRef(ctx, t.owner, t.repo, "refs/"+lockRefs+strconv.Itoa(number)) // of a holder that is gone; it does no harm if it stays
 		}
 		return nil
 	})
@@ -590,7 +591,7 @@ func (t *gitHub) Lock(ctx context.Context, owner Owner) (func() error, error) {
 	}, nil
 }
 
-// holder returns who has the lock with the highest number; 0 is nobody.
+// holder returns the holder of the lock with the highest number; 0 if there is none.
 func (t *gitHub) holder(ctx context.Context) (number int, owner Owner, err error) {
 	refs, _, err := t.client.Git.ListMatchingRefs(ctx, t.owner, t.repo, lockRefs)
 	if err != nil && status(err) != http.StatusNotFound {

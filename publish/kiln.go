@@ -32,8 +32,8 @@ type KilnOptions struct {
 	Retry Retry
 }
 
-// kilnServer is an index that `kiln serve` serves. It has no releases, checks what it gets, and never
-// replaces a file.
+// kilnServer is an index that `kiln serve` serves. It has no releases, checks what it gets, and
+// never replaces a file.
 type kilnServer struct {
 	opts   KilnOptions
 	root   *url.URL
@@ -41,8 +41,8 @@ type kilnServer struct {
 	retry  Retry
 }
 
-// NewKiln returns a kiln server as a target. It is flat: its files are in the release with the empty
-// tag.
+// NewKiln returns a kiln server as a target. It is flat: its files are in the release with the
+// empty tag.
 func NewKiln(opts KilnOptions) (Target, error) {
 	u, err := url.Parse(slash(opts.URL))
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {

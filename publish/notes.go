@@ -23,8 +23,8 @@ type NotesOptions struct {
 // maxNotes is how long notes may be; GitHub takes 125,000 characters.
 const maxNotes = 120_000
 
-// Notes writes what there is to say about a release, in Markdown, from the facts alone: equal releases
-// have equal notes.
+// Notes writes what there is to say about a release, in Markdown, from the facts alone: equal
+// releases have equal notes.
 func Notes(r *Release, inv *Inventory, p PlannedRelease, opts NotesOptions) string {
 	text := notes(r, inv, p, opts, true)
 	if len(text) > maxNotes {

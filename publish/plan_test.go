@@ -142,8 +142,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestPlanProperties: a plan loses no file, puts none into two releases, keeps units together and within the limit; and
-// what it did is a plan with nothing to do.
+// TestPlanProperties: a plan loses no file, puts none into two releases, keeps units together and
+// within the limit; and what it did is a plan with nothing to do.
 func TestPlanProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limits := publish.Limits{ReleaseFiles: rapid.IntRange(2, 7).Draw(t, "limit")}

@@ -113,8 +113,8 @@ type Signature struct {
 	Sig   []byte `json:"sig"`
 }
 
-// NewStatement makes the provenance of a file of a record: one line of JSON, in an envelope if there
-// is a key. Equal records give equal bytes.
+// NewStatement makes the provenance of a file of a record: one line of JSON, in an envelope if
+// there is a key. Equal records give equal bytes.
 func NewStatement(r *record.Record, file record.File, opts *StatementOptions) ([]byte, error) {
 	s := Statement{
 		Type: statementType, PredicateType: provenanceType,
@@ -205,7 +205,8 @@ func KeyID(key ed25519.PublicKey) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// ReadPrivateKey reads an Ed25519 key in PEM, PKCS #8, as `openssl genpkey -algorithm ed25519` makes it.
+// ReadPrivateKey reads an Ed25519 key in PEM, PKCS #8, as `openssl genpkey -algorithm ed25519`
+// makes it.
 func ReadPrivateKey(path string) (ed25519.PrivateKey, error) {
 	block, err := readPEM(path, "PRIVATE KEY")
 	if err != nil {
@@ -323,8 +324,9 @@ type sbomDependency struct {
 	DependsOn []string `json:"dependsOn,omitempty"`
 }
 
-// NewSBOM makes the bill of materials of a wheel, in CycloneDX 1.6: what it needs at run time, in the versions
-// that it was tested with, what only the build needed (scope "excluded"), and its native modules.
+// NewSBOM makes the bill of materials of a wheel, in CycloneDX 1.6: what it needs at run time, in
+// the versions that it was tested with, what only the build needed (scope "excluded"), and its
+// native modules.
 func NewSBOM(r *record.Record, file record.File, opts *StatementOptions) ([]byte, error) {
 	name, err := wheel.ParseFilename(file.Name)
 	if err != nil {
@@ -390,7 +392,7 @@ type Verdict struct {
 	Size   int64  `json:"size"`
 	// Provenance is where the statement or record was found; empty if nowhere.
 	Provenance string `json:"provenance,omitempty"`
-	// Signer is the id of the key that signed it, and Signed whether anybody did.
+	// Signer is the id of the key that signed it, and Signed whether there is a signature.
 	Signer string `json:"signer,omitempty"`
 	Signed bool   `json:"signed"`
 	SBOM   string `json:"sbom,omitempty"`

@@ -16,8 +16,8 @@ import (
 // Keep says which published files stay. A file goes if one of the limits says so, and it is not
 // the newest of its row.
 type Keep struct {
-	// Age is how old a file may be, and Releases how many of the newest releases of a project keep their files. Zero is no
-	// limit.
+	// Age is how old a file may be, and Releases how many of the newest releases of a project keep
+	// their files. Zero is no limit.
 	Age      time.Duration
 	Releases int
 }
@@ -100,8 +100,9 @@ func PlanPrune(releases []Release, keep Keep, now time.Time) []Removal {
 	return out
 }
 
-// Prune removes files and writes down that it did, before it does. unlist is called first with the names of the
-// distributions, and must take them out of every index: nothing that is listed may be absent.
+// Prune removes files and writes down that it did, before it does. unlist is called first with the
+// names of the distributions, and must take them out of every index: nothing that is listed may be
+// absent.
 func Prune(ctx context.Context, target Target, removals []Removal, owner string, unlist func([]string) error) (err error) {
 	if len(removals) == 0 {
 		return nil

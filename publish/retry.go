@@ -30,8 +30,8 @@ type Retry struct {
 	Wait time.Duration
 	// MaxWait is the longest pause that a server may ask for. Default 15 minutes.
 	MaxWait time.Duration
-	// Limited is the pause after an answer that says that there were too many requests, and not how long to
-	// wait. Default a minute.
+	// Limited is the pause after an answer that says that there were too many requests, and not how
+	// long to wait. Default a minute.
 	Limited time.Duration
 	// Log gets a line for every further attempt; nil discards it.
 	Log *slog.Logger

@@ -32,8 +32,8 @@ type Options struct {
 	StealLock bool
 	// Reason is why files are replaced, for the log of changes.
 	Reason string
-	// Unlist takes files that are going to be replaced out of every index first: nothing that is listed may
-	// differ. It may be nil.
+	// Unlist takes files that are going to be replaced out of every index first: nothing that is
+	// listed may differ. It may be nil.
 	Unlist func(names []string) error
 	// Notes adds to what is known of a release for its notes.
 	Notes NotesOptions
@@ -87,9 +87,10 @@ func Prepare(ctx context.Context, target Target, inv *Inventory, opts PlanOption
 	return NewPlan(target.String(), target.Limits(), inv, existing, opts)
 }
 
-// Run publishes an inventory: it locks the target, lists and compares, uploads what is missing, reads it
-// back, and says so in the release. A file that cannot be published does not hinder the others; the
-// error is about the target as a whole. It can be called again at any time, and continues.
+// Run publishes an inventory: it locks the target, lists and compares, uploads what is missing,
+// reads it back, and says so in the release. A file that cannot be published does not hinder the
+// others; the error is about the target as a whole. It can be called again at any time, and
+// continues.
 func Run(ctx context.Context, target Target, inv *Inventory, opts Options) (result *Result, err error) {
 	if opts.Now.IsZero() {
 		opts.Now = time.Now()
@@ -103,7 +104,7 @@ func Run(ctx context.Context, target Target, inv *Inventory, opts Options) (resu
 	if opts.OnEvent == nil {
 		opts.OnEvent = func(Event) {}
 	}
-	// A run that has nothing to do asks nobody to wait.
+	// A run that has nothing to do takes no lock.
 	if plan, err := Prepare(ctx, target, inv, opts.PlanOptions); err != nil {
 		return nil, err
 	} else if plan.settled() {

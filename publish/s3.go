@@ -43,8 +43,8 @@ type S3Options struct {
 	Retry Retry
 }
 
-// s3Target is a bucket with a folder for each release. Every object is stored by one request, which the
-// store takes as a whole or not at all.
+// s3Target is a bucket with a folder for each release. Every object is stored by one request, which
+// the store takes as a whole or not at all.
 type s3Target struct {
 	opts  S3Options
 	core  *minio.Core
@@ -113,11 +113,12 @@ func (t *s3Target) get(ctx context.Context, key string) (text []byte, etag strin
 	return text, etag, err
 }
 
-// put stores an object by one request. The store compares the bytes with the hash in the request, and keeps the hash.
+// put stores an object by one request. The store compares the bytes with the hash in the request,
+// and keeps the hash.
 func (t *s3Target) put(ctx context.Context, key string, body io.Reader, size int64, sum [sha256.Size]byte, condition func(*minio.PutObjectOptions)) (minio.UploadInfo, error) {
 	opts := minio.PutObjectOptions{
-		// The checksum is part of what is signed, and the store compares it with the bytes: signing these as well would
-		// have them hashed twice.
+		// The checksum is part of what is signed, and the store compares it with the bytes: signing these
+		// as well would have them hashed twice.
 		ContentType: contentType(key), DisableContentSha256: true,
 		UserMetadata: map[string]string{"x-amz-checksum-sha256": base64.StdEncoding.EncodeToString(sum[:])},
 	}
@@ -354,7 +355,7 @@ func (t *s3Target) Lock(ctx context.Context, owner Owner) (func() error, error) 
 		}
 		etag, err = write(ctx, condition)
 		if r := minio.ToErrorResponse(err); r.StatusCode == http.StatusPreconditionFailed || r.StatusCode == http.StatusConflict {
-			return errAgain{err} // somebody was quicker: look who
+			return errAgain{err} // another publisher was first: read its name
 		}
 		return err
 	})

@@ -12,7 +12,8 @@ import (
 	"github.com/kiln-build/kiln/publish/publishtest"
 )
 
-// shape is one operation of GitHub's REST API, as its published description has it (version 2022-11-28).
+// shape is one operation of GitHub's REST API, as its published description has it (version
+// 2022-11-28).
 type shape struct {
 	Operation string   `json:"operation"` // its name in the description
 	Method    string   `json:"method"`

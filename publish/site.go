@@ -61,9 +61,9 @@ func (s *Site) Unlist(ctx context.Context, names []string) error {
 	return s.Pages(ctx)
 }
 
-// Update lists what the target has, and pushes the pages if deploy names a branch. fallback, if it is
-// set, are the coordinates of the view for installers that name none. Without an index the listing is
-// nil.
+// Update lists what the target has, and pushes the pages if deploy names a branch. fallback, if it
+// is set, are the coordinates of the view for installers that name none. Without an index the
+// listing is nil.
 func (s *Site) Update(ctx context.Context, target Target, fallback string, deploy DeployOptions) (*Listing, error) {
 	if s == nil {
 		return nil, nil //nolint:nilnil // there is no index
@@ -100,9 +100,10 @@ func (s *Site) Update(ctx context.Context, target Target, fallback string, deplo
 	return out, err
 }
 
-// UpdateIndex brings an index up to date with what a target has: every finished release, not only those of the
-// last run. Entries point at the target. What the index already has is left alone; of the rest, the small files that
-// were published with a wheel say what the index has to know, so that no wheel is fetched.
+// UpdateIndex brings an index up to date with what a target has: every finished release, not only
+// those of the last run. Entries point at the target. What the index already has is left alone; of
+// the rest, the small files that were published with a wheel say what the index has to know, so
+// that no wheel is fetched.
 func UpdateIndex(ctx context.Context, target Target, releases []Release, store *index.Store, config *index.Config) ([]index.Change, []index.Problem, error) {
 	catalog, err := store.Catalog(ctx)
 	if err != nil {
@@ -210,7 +211,8 @@ func readSmall(ctx context.Context, target Target, tag, name string) ([]byte, er
 	return text, err
 }
 
-// siteSize returns how many bytes the pages of an index have, without its books, and the number of files.
+// siteSize returns how many bytes the pages of an index have, without its books, and the number of
+// files.
 func siteSize(dir string) (size int64, files int, err error) {
 	err = walkSite(dir, func(_ string, d fs.DirEntry) error {
 		info, err := d.Info()
@@ -244,8 +246,8 @@ func walkSite(dir string, f func(rel string, d fs.DirEntry) error) error {
 
 // DeployOptions are options of [Deploy].
 type DeployOptions struct {
-	// Repository is the folder of the git checkout that has the remote, Remote its name or an address, and Branch where
-	// the site goes.
+	// Repository is the folder of the git checkout that has the remote, Remote its name or an address,
+	// and Branch where the site goes.
 	Repository, Remote, Branch string
 	// Message is that of the commit, Author "NAME <ADDRESS>".
 	Message, Author string
@@ -253,8 +255,8 @@ type DeployOptions struct {
 	Env []string
 }
 
-// Deploy pushes the pages of an index to a branch, as one commit without history that has the whole tree.
-// The branch is replaced. Nothing happens if it has these pages already.
+// Deploy pushes the pages of an index to a branch, as one commit without history that has the whole
+// tree. The branch is replaced. Nothing happens if it has these pages already.
 func Deploy(ctx context.Context, site string, opts DeployOptions) (commit string, err error) {
 	size, _, err := siteSize(site)
 	if err != nil {
@@ -287,7 +289,8 @@ func Deploy(ctx context.Context, site string, opts DeployOptions) (commit string
 		return "", err
 	}
 	env = append(env, "GIT_DIR="+gitDir)
-	// Paths from us, not from a walk of git's, which would honor ignore files and take the books of the index.
+	// Paths from us, not from a walk of git's, which would honor ignore files and take the books of
+	// the index.
 	var paths bytes.Buffer
 	if err := walkSite(site, func(rel string, _ fs.DirEntry) error {
 		paths.WriteString(filepath.ToSlash(rel) + "\x00")

@@ -18,7 +18,8 @@ import (
 	"github.com/kiln-build/kiln/publish/publishtest"
 )
 
-// TestDeploy: the branch has the whole tree in one commit, whatever was there before, and nothing of the books.
+// TestDeploy: the branch has the whole tree in one commit, whatever was there before, and nothing
+// of the books.
 func TestDeploy(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		kilntest.Lacking(t, "git", "no git on this machine")
@@ -73,7 +74,7 @@ func TestDeploy(t *testing.T) {
 	}
 }
 
-// TestGitHubLimits: secondary rate limits are 403 with Retry-After, and drafts are seen by nobody.
+// TestGitHubLimits: secondary rate limits are 403 with Retry-After, and users do not see drafts.
 func TestGitHubLimits(t *testing.T) {
 	faults := &publishtest.Faults{}
 	server := publishtest.NewGitHub(t, faults)

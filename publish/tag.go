@@ -53,7 +53,8 @@ func newFamily(template, pkg, version string) (*family, error) {
 	return f, nil
 }
 
-// validTag follows `git check-ref-format` as far as targets need it: tags are also names of folders.
+// validTag follows `git check-ref-format` as far as targets need it: tags are also names of
+// folders.
 func validTag(tag string) bool {
 	return tag != "" && !strings.ContainsFunc(tag, func(r rune) bool { return r <= ' ' || r == 0x7f || strings.ContainsRune(`~^:?*[\/`, r) }) &&
 		!strings.Contains(tag, "..") && !strings.Contains(tag, "@{") && !strings.HasPrefix(tag, ".") && !strings.HasPrefix(tag, "-") &&

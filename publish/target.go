@@ -28,8 +28,8 @@ type Target interface {
 	// List returns the releases whose tags match says true for, with their complete files. Releases
 	// are sorted by tag, files by name. A target that has nothing yet has no releases.
 	List(ctx context.Context, match func(tag string) bool) ([]Release, error)
-	// Begin makes sure that a release exists, and that there is only one with that tag, whoever
-	// else tries the same at the same time.
+	// Begin makes sure that a release exists, and that there is only one with that tag, even
+	// if another publisher does the same at the same time.
 	Begin(ctx context.Context, r Release) error
 	// Upload stores a file under its name in a release that Begin has made. The same name with
 	// other bytes is ErrExists; with the same bytes nothing happens. What it returns is
@@ -151,11 +151,11 @@ type Owner struct {
 	Name string    `json:"name"` // user and host, or the address of a CI run
 	ID   string    `json:"id"`   // of this run
 	Time time.Time `json:"time"` // last sign of life
-	// Steal takes the lock from whoever has it, for a user who knows that they are gone.
+	// Steal takes the lock from its holder, for a user who knows that the holder is gone.
 	Steal bool `json:"-"`
 }
 
-// LockedError is the error for a target at which somebody else is at work.
+// LockedError is the error for a target that another publisher has locked.
 type LockedError struct {
 	Target string
 	Owner  Owner

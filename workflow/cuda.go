@@ -56,8 +56,9 @@ type CUDAOptions struct {
 	Retry  publish.Retry
 }
 
-// InstallCUDA puts a toolkit for Windows together from the redistributable archives that windows-cuda.json lists. Every
-// archive has the hash that its publisher's list gives. A toolkit that is there already is left alone.
+// InstallCUDA puts a toolkit for Windows together from the redistributable archives that
+// windows-cuda.json lists. Every archive has the hash that its publisher's list gives. A toolkit
+// that is there already is left alone.
 func InstallCUDA(ctx context.Context, opts CUDAOptions) (*CUDAToolkit, error) {
 	var data struct {
 		Source, Platform     string

@@ -27,7 +27,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// standIns are actions for a machine without GitHub: what a runner's service would do, with a folder.
+// standIns are actions for a machine without GitHub: what a runner's service would do, with a
+// folder.
 var standIns = map[string]string{
 	"checkout": `
 name: checkout
@@ -77,8 +78,9 @@ runs:
 `,
 }
 
-// TestE2EWorkflow writes the workflow of a real package and lets nektos/act run its Linux path on this machine, from the
-// plan to a published folder, its index and its pages. Only the actions of GitHub itself are stand-ins.
+// TestE2EWorkflow writes the workflow of a real package and lets nektos/act run its Linux path on
+// this machine, from the plan to a published folder, its index and its pages. Only the actions of
+// GitHub itself are stand-ins.
 func TestE2EWorkflow(t *testing.T) {
 	e2e(t, "workflow")
 	repo := t.TempDir()
@@ -99,7 +101,8 @@ func TestE2EWorkflow(t *testing.T) {
 	}
 }
 
-// TestE2EWorkflowFailure: of two rows one fails. The other is published, and the notes of the release say why the one is missing.
+// TestE2EWorkflowFailure: of two rows one fails. The other is published, and the notes of the
+// release say why the one is missing.
 func TestE2EWorkflowFailure(t *testing.T) {
 	e2e(t, "workflow")
 	repo := t.TempDir()
@@ -141,7 +144,8 @@ PyMODINIT_FUNC PyInit_demo(void) { return PyModule_Create(&module); }
 	t.Log(releases[0].Notes)
 }
 
-// runWorkflow completes a configuration, writes its workflow and runs it. The whole run succeeds or does not.
+// runWorkflow completes a configuration, writes its workflow and runs it. The whole run succeeds or
+// does not.
 func runWorkflow(t *testing.T, repo string, succeeds bool) (public, artifacts string) {
 	t.Helper()
 	act, err := filepath.Abs(filepath.Join("..", ".cache", "tools", "act"))

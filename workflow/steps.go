@@ -37,9 +37,9 @@ func Write(name string, text []byte) (changed bool, err error) {
 	return true, fsx.WriteFile(file, text, 0o666)
 }
 
-// Outputs are the outputs of the job that plans: a line with the matrix of every build job. workflow
-// is the text of the workflow that runs, nil if it is not known; it has as many jobs as its plan
-// needed when it was made.
+// Outputs are the outputs of the job that plans: a line with the matrix of every build job.
+// workflow is the text of the workflow that runs, nil if it is not known; it has as many jobs as
+// its plan needed when it was made.
 func Outputs(plan *matrix.Plan, workflow []byte) (string, error) {
 	var out strings.Builder
 	for _, j := range Jobs(plan) {
@@ -66,9 +66,9 @@ func PlanSummary(plan *matrix.Plan, release string) string {
 	return b.String()
 }
 
-// ROCmWarning says which rows would be built on a hosted runner, which has no ROCm; "" if none. There
-// is no image that kiln could name for them: those of AMD come without the Python of a row, in folders
-// and versions of their own.
+// ROCmWarning says which rows would be built on a hosted runner, which has no ROCm; "" if none.
+// There is no image that kiln could name for them: those of AMD come without the Python of a row,
+// in folders and versions of their own.
 func ROCmWarning(plan *matrix.Plan) string {
 	var rows, packages []string
 	for i, j := range plan.GitHubJobs() {
@@ -114,8 +114,8 @@ func Summary(inv *publish.Inventory) string {
 	return b.String()
 }
 
-// KeepFailures writes why rows have no record beside the records of the others: the job that publishes
-// has no journal of their builds. The inventory is that of the rows, in their order.
+// KeepFailures writes why rows have no record beside the records of the others: the job that
+// publishes has no journal of their builds. The inventory is that of the rows, in their order.
 func KeepFailures(dist string, rows []matrix.Row, inv *publish.Inventory) error {
 	for i := range rows {
 		state := &inv.Rows[i]
@@ -144,8 +144,8 @@ var spareFolders = []string{
 }
 
 // FreeDisk removes the spare folders of a hosted runner and returns how many bytes of its disk were
-// free before and are free after. The caller makes sure that this is a hosted runner. out gets what the
-// commands print.
+// free before and are free after. The caller makes sure that this is a hosted runner. out gets what
+// the commands print.
 func FreeDisk(ctx context.Context, env []string, out io.Writer) (before, after int64, err error) {
 	if before, err = fsx.FreeSpace("/"); err != nil {
 		return 0, 0, err

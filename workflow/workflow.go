@@ -20,7 +20,8 @@ import (
 //go:embed workflow.yml.tmpl
 var workflowText string
 
-// DefaultActions are the actions of the generated workflow, each by the hash of a commit, with its version.
+// DefaultActions are the actions of the generated workflow, each by the hash of a commit, with its
+// version.
 var DefaultActions = map[string]string{
 	"checkout":              "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1",
 	"setup-go":              "actions/setup-go@b7ad1dad31e06c5925ef5d2fc7ad053ef454303e # v7.0.0",
@@ -51,7 +52,8 @@ type Job struct {
 	Rows    []matrix.GitHubJob
 }
 
-// Jobs groups the rows of a plan into jobs, in the order of the plan. There is always a job for Linux.
+// Jobs groups the rows of a plan into jobs, in the order of the plan. There is always a job for
+// Linux.
 func Jobs(plan *matrix.Plan) []Job {
 	var linux, windows []matrix.GitHubJob
 	for _, job := range plan.GitHubJobs() {
@@ -95,8 +97,8 @@ var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./@:-]+$`)
 // moduleVersion is what may stand behind the @ of go install.
 var moduleVersion = regexp.MustCompile(`^(v[0-9][0-9A-Za-z.+-]*|latest|[0-9a-f]{7,40})$`)
 
-// New writes a workflow for GitHub Actions: a job that plans, a job per row, then release, index and pages.
-// Equal options give equal bytes.
+// New writes a workflow for GitHub Actions: a job that plans, a job per row, then release, index
+// and pages. Equal options give equal bytes.
 func New(opts Options) ([]byte, error) {
 	w := opts.Workflow
 	if !plainWord.MatchString(opts.File) {

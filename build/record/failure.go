@@ -47,7 +47,8 @@ func ShortReason(row, reason string) string {
 	return strings.TrimPrefix(reason, row+": ")
 }
 
-// ReadFailure returns why the build of a row failed, nil if that is not known for its configuration.
+// ReadFailure returns why the build of a row failed, nil if that is not known for its
+// configuration.
 func ReadFailure(path string, row *matrix.Row) (*Failure, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -19,7 +19,8 @@ import (
 
 const format = "kiln-record/1"
 
-// Dir is the folder of the records in a dist folder: beside the files, so that they travel together.
+// Dir is the folder of the records in a dist folder: beside the files, so that they travel
+// together.
 const Dir = "records"
 
 // Record is everything that is known about how the files of a row came to be.
@@ -120,8 +121,8 @@ type File struct {
 
 // Compiles says what the compilers of a row did.
 type Compiles struct {
-	// Calls are all compiles: Hits came from the cache, RemoteHits of them from another machine, Misses were
-	// compiled and kept, Bypassed compiled without the cache, Failed ended with an error.
+	// Calls are all compiles: Hits came from the cache, RemoteHits of them from another machine,
+	// Misses were compiled and kept, Bypassed compiled without the cache, Failed ended with an error.
 	Calls      int `json:"calls"`
 	Hits       int `json:"hits"`
 	RemoteHits int `json:"remote_hits,omitempty"`
@@ -197,8 +198,8 @@ func Parse(text []byte) (*Record, error) {
 	return &r, nil
 }
 
-// All reads the records of a dist folder. A folder without records has none; a record that cannot be
-// read is an error and does not end the list.
+// All reads the records of a dist folder. A folder without records has none; a record that cannot
+// be read is an error and does not end the list.
 func All(dist string) iter.Seq2[*Record, error] {
 	return func(yield func(*Record, error) bool) {
 		_ = filepath.WalkDir(filepath.Join(dist, Dir), func(path string, d fs.DirEntry, err error) error {

@@ -153,7 +153,7 @@ func owner() string {
 	if run := os.Getenv("GITHUB_RUN_ID"); run != "" {
 		return os.Getenv("GITHUB_SERVER_URL") + "/" + os.Getenv("GITHUB_REPOSITORY") + "/actions/runs/" + run
 	}
-	name := "somebody"
+	name := "unknown user"
 	if u, err := user.Current(); err == nil {
 		name = u.Username
 	}

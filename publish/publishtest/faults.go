@@ -169,7 +169,8 @@ func Proxy(to *url.URL) http.Handler {
 	}
 }
 
-// reset writes the beginning of an answer and breaks the connection, so that the other side sees a reset.
+// reset writes the beginning of an answer and breaks the connection, so that the other side sees a
+// reset.
 func reset(w http.ResponseWriter, answer []byte) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {

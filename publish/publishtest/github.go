@@ -19,13 +19,14 @@ import (
 	"time"
 )
 
-// GitHub is a server that answers like GitHub's REST API, as far as releases, their assets and refs go, and
-// remembers every request.
+// GitHub is a server that answers like GitHub's REST API, as far as releases, their assets and refs
+// go, and remembers every request.
 //
-// What it copies, because clients stumble over it: drafts may share a tag, published releases may not (422 already_exists); a
-// draft has no public download; an upload that was cut off leaves an asset in the state "starter" which has no bytes
-// and blocks its name (422 already_exists); lists come in pages of 30 with a Link header; downloads are redirects; names
-// of assets lose unusual characters.
+// What it copies, because clients stumble over it: drafts may share a tag, published releases may
+// not (422 already_exists); a draft has no public download; an upload that was cut off leaves an
+// asset in the state "starter" which has no bytes and blocks its name (422 already_exists); lists
+// come in pages of 30 with a Link header; downloads are redirects; names of assets lose unusual
+// characters.
 type GitHub struct {
 	// NoDigest leaves out the digest of assets, as older installations do.
 	NoDigest bool
@@ -108,7 +109,8 @@ func (s *GitHub) Log() []Request {
 	return slices.Clone(s.log)
 }
 
-// Published returns what users can download: sums by tag and name, and a problem if there is something twice.
+// Published returns what users can download: sums by tag and name, and a problem if there is
+// something twice.
 func (s *GitHub) Published() (map[string]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +149,7 @@ func (s *GitHub) Tamper(name string, data []byte) {
 	}
 }
 
-// AddRelease adds a published release with an asset, as if somebody else had made it.
+// AddRelease adds a published release with an asset, as if another program had made it.
 func (s *GitHub) AddRelease(tag, name string, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,5 +1,6 @@
-// Package publishtest has what tests of publishing need: a project with finished builds, servers that answer like GitHub
-// and S3, faults on the way to them, and the suite that every target must pass.
+// Package publishtest has what tests of publishing need: a project with finished builds, servers
+// that answer like GitHub and S3, faults on the way to them, and the suite that every target must
+// pass.
 package publishtest
 
 import (
@@ -33,7 +34,8 @@ type Project struct {
 	Plan      *matrix.Plan
 }
 
-// NewProject plans a document and finishes all its rows. padding is added to wheels, to make them large.
+// NewProject plans a document and finishes all its rows. padding is added to wheels, to make them
+// large.
 func NewProject(t testing.TB, document string, padding int) *Project {
 	t.Helper()
 	dir := t.TempDir()

@@ -22,8 +22,9 @@ import (
 // Bucket is the only one that there is.
 const Bucket = "wheels"
 
-// S3 is a server that stores objects as S3 does, as far as single requests go: it compares bytes with the hashes
-// of the request, keeps SHA-256, and knows conditions. It does not check signatures.
+// S3 is a server that stores objects as S3 does, as far as single requests go: it compares bytes
+// with the hashes of the request, keeps SHA-256, and knows conditions. It does not check
+// signatures.
 type S3 struct {
 	// NoChecksum forgets SHA-256, as some stores do.
 	NoChecksum bool

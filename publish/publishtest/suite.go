@@ -27,7 +27,8 @@ type Fixture struct {
 	// Open returns a target for the store, each time as a new process would. The transport is nil for
 	// the usual one.
 	Open func(t testing.TB, transport http.RoundTripper) publish.Target
-	// Published returns what users can get: sums by tag and name. It is an error if there is something twice.
+	// Published returns what users can get: sums by tag and name. It is an error if there is something
+	// twice.
 	Published func() (map[string]string, error)
 	// Faults go between target and store; nil if there is no network between them.
 	Faults *Faults
@@ -50,7 +51,8 @@ var QuickRetry = publish.Retry{Wait: time.Millisecond, Limited: time.Millisecond
 // onlyWheel is a smaller configuration: one row.
 const onlyWheel = "packages: {demo: {versions: [\"1.%d\"], matrix: [{os: debian-12, python: \"3.11\"}]}}"
 
-// Test runs the suite that every target must pass, or the named parts of it. newFixture makes an empty store.
+// Test runs the suite that every target must pass, or the named parts of it. newFixture makes an
+// empty store.
 func Test(t *testing.T, newFixture func(t *testing.T) *Fixture, only ...string) {
 	tests := map[string]func(*testing.T, *Fixture){
 		"Twice":     testTwice,
@@ -79,7 +81,8 @@ func options() publish.Options {
 	return publish.Options{PlanOptions: publish.PlanOptions{Now: testTime}, Owner: "tester at host"}
 }
 
-// Check compares what users can get with what the inventory promises. all says that everything must be there.
+// Check compares what users can get with what the inventory promises. all says that everything must
+// be there.
 func Check(t testing.TB, f *Fixture, target publish.Target, inv *publish.Inventory, all bool) {
 	t.Helper()
 	got, err := f.Published()
@@ -280,7 +283,8 @@ func testContract(t *testing.T, f *Fixture) {
 	}
 }
 
-// testConflict: another file under a published name is refused, and with an overwrite it is remembered.
+// testConflict: another file under a published name is refused, and with an overwrite it is
+// remembered.
 func testConflict(t *testing.T, f *Fixture) {
 	p := NewProject(t, Document, 100)
 	target := f.Open(t, nil)
@@ -371,7 +375,8 @@ func testPartial(t *testing.T, f *Fixture) {
 	Check(t, f, target, inv, true)
 }
 
-// testTwoAtOnce: both succeed, or one says who has the lock; then nothing is there twice, and everything once.
+// testTwoAtOnce: both succeed, or one says who has the lock; then nothing is there twice, and
+// everything once.
 func testTwoAtOnce(t *testing.T, f *Fixture) {
 	p := NewProject(t, Document, 20_000)
 	inv := p.Inventory(t)
@@ -401,7 +406,7 @@ func testTwoAtOnce(t *testing.T, f *Fixture) {
 		}
 	}
 	if succeeded == 0 {
-		t.Errorf("nobody succeeded: %v", errs)
+		t.Errorf("no publisher succeeded: %v", errs)
 	}
 	target := f.Open(t, nil)
 	Check(t, f, target, inv, true)
@@ -561,7 +566,8 @@ func testPlaces(t *testing.T, f *Fixture) {
 	CheckListed(t, target)
 }
 
-// testAnswers: servers that are busy are asked again, as they wish; what stays is an error that says so.
+// testAnswers: servers that are busy are asked again, as they wish; what stays is an error that
+// says so.
 func testAnswers(t *testing.T, f *Fixture) {
 	if f.Faults == nil {
 		t.Skip("no network between target and store")

@@ -132,8 +132,8 @@ type benchmark struct {
 	next    int
 }
 
-// benchmark uploads one matrix so often that its copies are more than caches hold. Used in turn, as in a model with many
-// layers, each comes from memory.
+// benchmark uploads one matrix so often that its copies are more than caches hold. Used in turn, as
+// in a model with many layers, each comes from memory.
 func (f *benchFlags) benchmark(ctx context.Context, backend quant.Backend, shape [2]int, bits int) (*benchmark, error) {
 	if shape[1]%32 != 0 {
 		return nil, fmt.Errorf("%d columns: want a multiple of 32", shape[1])
@@ -204,7 +204,8 @@ type measurement struct {
 	FlopsPerSecond float64 `json:"flops_per_second"`
 }
 
-// run multiplies m rows of activations with the matrices in turn for about the given time, at least three times.
+// run multiplies m rows of activations with the matrices in turn for about the given time, at least
+// three times.
 func (b *benchmark) run(ctx context.Context, m int, d time.Duration, opts quant.GemmOptions) (measurement, error) {
 	k, n := b.matrix.Rows(), b.matrix.Cols()
 	x, err := b.backend.NewMatrix(m, k)

@@ -18,9 +18,10 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// TestQuantizedModel rounds the layers of a small model to every width, writes it as a model folder, and reads it again in
-// three ways: "model inspect" must find the widths, "quant dequantize" must give weights that are off by what
-// the width explains, and a product must be off by as much.
+// TestQuantizedModel rounds the layers of a small model to every width, writes it as a model
+// folder, and reads it again in three ways: "model inspect" must find the widths, "quant
+// dequantize" must give weights that are off by what the width explains, and a product must be off
+// by as much.
 func TestQuantizedModel(t *testing.T) {
 	const hidden, inner, layers = 256, 512, 2
 	linears := []struct {
@@ -114,8 +115,9 @@ func TestQuantizedModel(t *testing.T) {
 	}
 }
 
-// expectedError is the relative error of rounding normal weights to nearest: in groups of 64 the largest of them is
-// about 2.4 standard deviations, a step is that times 2/(2ᵇ−1), and the error of a rounding is step/√12.
+// expectedError is the relative error of rounding normal weights to nearest: in groups of 64 the
+// largest of them is about 2.4 standard deviations, a step is that times 2/(2ᵇ−1), and the error of
+// a rounding is step/√12.
 func expectedError(bits int) float64 { return 2.4 * 2 / float64(int(1)<<bits-1) / math.Sqrt(12) }
 
 func writeModel(t *testing.T, dir string, tensors quant.TensorMap, bits int) {
@@ -182,8 +184,9 @@ func compareWeights(t *testing.T, path string, weights map[string][]float32, siz
 	}
 }
 
-// compareProducts multiplies with the quantized matrices of the file and compares with the weights as they were. Errors of
-// weights are independent, so that of a product is as large, relative to it.
+// compareProducts multiplies with the quantized matrices of the file and compares with the weights
+// as they were. Errors of weights are independent, so that of a product is as large, relative to
+// it.
 func compareProducts(t *testing.T, path string, weights map[string][]float32, sizes map[string][2]int, bits int) {
 	t.Helper()
 	file, err := safetensors.Open(path)

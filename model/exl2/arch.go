@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// architecturesJSON holds what is specific to an architecture, and nothing that holds for all of them:
-// layer keys, attention projections and q/k norms have the same names everywhere.
+// architecturesJSON holds what is specific to an architecture, and nothing that holds for all of
+// them: layer keys, attention projections and q/k norms have the same names everywhere.
 //
 //go:embed architectures.json
 var architecturesJSON []byte
@@ -69,7 +69,8 @@ var loadTable = sync.OnceValue(func() *table {
 	return &t
 })
 
-// Architectures lists the names of config.json's architectures that are known, in the order of the table.
+// Architectures lists the names of config.json's architectures that are known, in the order of the
+// table.
 func Architectures() []string {
 	t := loadTable()
 	names := make([]string, len(t.Architectures))
@@ -89,7 +90,8 @@ func findArchitecture(name string) *architecture {
 	return nil
 }
 
-// rename applies the architecture's keymap to the name of a source tensor. Each rule works on the result of the one before.
+// rename applies the architecture's keymap to the name of a source tensor. Each rule works on the
+// result of the one before.
 func (a *architecture) rename(name string) string {
 	for _, r := range loadTable().Keymaps[a.Keymap] {
 		if !r.Start {

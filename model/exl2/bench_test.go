@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// BenchmarkWrite compiles a model of about 400 MB; the inputs are in the page cache, the output goes to the disk of TMPDIR.
+// BenchmarkWrite compiles a model of about 400 MB; the inputs are in the page cache, the output
+// goes to the disk of TMPDIR.
 func BenchmarkWrite(b *testing.B) {
 	dir := b.TempDir()
 	fx := &fixture{Seed: 1, Arch: "LlamaForCausalLM", Limit: 8192, Set: map[string]any{

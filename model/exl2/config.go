@@ -33,7 +33,8 @@ type model struct {
 	needsPreprocessor                                              bool
 }
 
-// lookup finds the first of the dotted paths that has a value; with under, all of them are tried again below that object.
+// lookup finds the first of the dotted paths that has a value; with under, all of them are tried
+// again below that object.
 func lookup(root *value, under string, paths ...string) *value {
 	roots := []*value{root}
 	if under != "" {

@@ -12,10 +12,12 @@ import (
 // readable are the dtypes that loaders and the original can read.
 var readable = map[tensor.DType]bool{tensor.F16: true, tensor.BF16: true, tensor.F32: true, tensor.I16: true, tensor.I32: true}
 
-// roundTrips returns the function on half-precision values that c asks for, or nil if it leaves them as they are.
+// roundTrips returns the function on half-precision values that c asks for, or nil if it leaves
+// them as they are.
 //
-// The original scales or shifts some tensors when it loads them and undoes that when it writes them, rounding to half
-// precision both times. The detour changes bits, so it is part of the format.
+// The original scales or shifts some tensors when it loads them and undoes that when it writes
+// them, rounding to half precision both times. The detour changes bits, so it is part of the
+// format.
 func (c *Convert) roundTrips() *tensor.F16Map {
 	if c.Scale == 0 && c.Offset == 0 {
 		return nil

@@ -39,7 +39,7 @@ func TestDiskFull(t *testing.T) {
 		t.Errorf("too small from the start: %v", err)
 	}
 
-	// Somebody else fills the disk while we write; when there is room again the run goes on.
+	// Another program fills the disk during the write; when there is room again the run goes on.
 	big := tmpfs(t, "2m")
 	out = filepath.Join(big, "out")
 	p := planFixture(t, fx, PlanOptions{Out: out})

@@ -89,8 +89,8 @@ func killed(err error) bool {
 	return ok && ws.Signaled() && ws.Signal() == syscall.SIGKILL
 }
 
-// killLoop compiles with kill -9 at random moments until want of them hit. Whenever the target exists it must be complete,
-// and every run that ends must give the same bytes.
+// killLoop compiles with kill -9 at random moments until want of them hit. Whenever the target
+// exists it must be complete, and every run that ends must give the same bytes.
 func killLoop(t *testing.T, want int) {
 	dir := t.TempDir()
 	fx := &fixture{Seed: 11, Arch: "MixtralForCausalLM", Limit: 0.03, Set: map[string]any{"num_local_experts": 3, "num_hidden_layers": 3}}

@@ -15,8 +15,9 @@ import (
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
-// The tests in this file compare with the reference implementation in internal/reference. They run when KILN_E2E names
-// "model", with the Python of KILN_PYTHON (default python3), which must have numpy and safetensors.
+// The tests in this file compare with the reference implementation in internal/reference. They run
+// when KILN_E2E names "model", with the Python of KILN_PYTHON (default python3), which must have
+// numpy and safetensors.
 
 var (
 	e2eCases = flag.Int("exl2.cases", 1000, "random models that are compared with the reference")
@@ -55,8 +56,9 @@ func (r reference) ask(t *testing.T, request map[string]any) (a refAnswer) {
 	return a
 }
 
-// TestE2EReference compiles random models in both modes and compares: the compatible mode byte for byte and file for file
-// with the reference, the default mode tensor for tensor as the safetensors library reads it.
+// TestE2EReference compiles random models in both modes and compares: the compatible mode byte for
+// byte and file for file with the reference, the default mode tensor for tensor as the safetensors
+// library reads it.
 func TestE2EReference(t *testing.T) {
 	needE2E(t)
 	ref := startReference(t)
@@ -113,7 +115,8 @@ func TestE2EReference(t *testing.T) {
 	}
 }
 
-// TestE2EJSON compares the rewriting of config.json with Python's on random documents and on damaged ones.
+// TestE2EJSON compares the rewriting of config.json with Python's on random documents and on
+// damaged ones.
 func TestE2EJSON(t *testing.T) {
 	needE2E(t)
 	ref := startReference(t)
@@ -155,7 +158,8 @@ func TestE2EJSON(t *testing.T) {
 	t.Logf("%d documents the same, %d refused by both", compared, refused)
 }
 
-// randomJSON makes a document of the kinds of values that are written differently by different programs.
+// randomJSON makes a document of the kinds of values that are written differently by different
+// programs.
 func randomJSON(r *rand.Rand, depth int) string {
 	space := []string{"", " ", "\n\t"}[r.IntN(3)]
 	kind := r.IntN(8)

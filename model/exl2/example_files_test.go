@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestExampleFiles keeps examples/tiny-exl2 what the fixture maker makes of its seed; -update writes it.
+// TestExampleFiles keeps examples/tiny-exl2 what the fixture maker makes of its seed; -update
+// writes it.
 func TestExampleFiles(t *testing.T) {
 	fx := fixture{Seed: 20, Arch: "LlamaForCausalLM", Limit: 0.0625, Plain: true, Set: map[string]any{"tie_word_embeddings": false}}
 	fx.make(t, t.TempDir())

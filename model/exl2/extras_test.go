@@ -13,7 +13,8 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// TestExtrasOrder has vision tensors whose data lies in another order than the header lists them. The header decides.
+// TestExtrasOrder has vision tensors whose data lies in another order than the header lists them.
+// The header decides.
 func TestExtrasOrder(t *testing.T) {
 	fx := &fixture{Seed: 3, Arch: "Qwen2VLForConditionalGeneration", Limit: 8192}
 	fx.make(t, t.TempDir())

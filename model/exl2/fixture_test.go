@@ -16,7 +16,8 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// fixture describes a tiny finished quantization. The zero value of each field means what the seed says.
+// fixture describes a tiny finished quantization. The zero value of each field means what the seed
+// says.
 type fixture struct {
 	Seed  uint64
 	Arch  string         // config.json's name
@@ -35,7 +36,8 @@ type rawTensor struct {
 	data  []byte
 }
 
-// writeSafetensors is a writer of its own: tensors in the given order, so that headers need not be sorted.
+// writeSafetensors is a writer of its own: tensors in the given order, so that headers need not be
+// sorted.
 func writeSafetensors(path string, tensors []rawTensor, metadata bool) error {
 	var b strings.Builder
 	b.WriteByte('{')
@@ -172,7 +174,8 @@ func sourceName(a *architecture, name string) string {
 	return name
 }
 
-// config makes a random config.json for the architecture and returns it with its keys in a fixed order.
+// config makes a random config.json for the architecture and returns it with its keys in a fixed
+// order.
 func (fx *fixture) config(r *rand.Rand) map[string]any {
 	pick := func(values ...any) any { return values[r.IntN(len(values))] }
 	headDim := []int{16, 32}[r.IntN(2)]

@@ -17,7 +17,8 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// FuzzJob feeds the readers of job_new.json and config.json. What they accept must survive being written and read again.
+// FuzzJob feeds the readers of job_new.json and config.json. What they accept must survive being
+// written and read again.
 func FuzzJob(f *testing.F) {
 	f.Add([]byte(`{"in_dir":"m","compile_full":null,"shard_size":8192,"bits":4.0,"head_bits":6,"dataset_rows":1,"length":1,"cal_dataset":null,"progress":"compile"}`),
 		[]byte(`{"architectures":["LlamaForCausalLM"],"num_hidden_layers":2,"hidden_size":64,"vocab_size":100,"num_attention_heads":2,"intermediate_size":64}`))
@@ -61,7 +62,8 @@ func FuzzJob(f *testing.F) {
 	})
 }
 
-// FuzzInvariants feeds files of quantized layers. What is accepted must satisfy the arithmetic that kernels rely on.
+// FuzzInvariants feeds files of quantized layers. What is accepted must satisfy the arithmetic that
+// kernels rely on.
 func FuzzInvariants(f *testing.F) {
 	dir := f.TempDir()
 	for seed := range uint64(4) {

@@ -11,8 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// goldenCase is a fixture and the SHA-256 of every file that the reference makes of it. testdata/golden.json was written by
-// internal/reference/reference.py, not by this package: see -update.
+// goldenCase is a fixture and the SHA-256 of every file that the reference makes of it.
+// testdata/golden.json was written by internal/reference/reference.py, not by this package: see
+// -update.
 type goldenCase struct {
 	Name  string            `json:"name"`
 	Seed  uint64            `json:"seed"`

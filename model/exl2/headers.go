@@ -2,7 +2,8 @@ package exl2
 
 import "github.com/kiln-build/kiln/model/safetensors"
 
-// layout plans the file of a shard. Only the default mode has metadata, which some loaders insist on.
+// layout plans the file of a shard. Only the default mode has metadata, which some loaders insist
+// on.
 func (p *Plan) layout(s *Shard) (*safetensors.Layout, error) {
 	specs := make([]safetensors.Spec, len(s.Tensors))
 	for i, t := range s.Tensors {

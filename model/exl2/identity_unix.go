@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileID changes when a file is replaced or written to, also where its size and time of modification were put back: programs
-// can set those, but not the number of the file and the time of its last change.
+// fileID changes when a file is replaced or written to, also where its size and time of
+// modification were put back: programs can set those, but not the number of the file and the time
+// of its last change.
 func fileID(path string) string {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

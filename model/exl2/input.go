@@ -13,17 +13,19 @@ import (
 	"github.com/kiln-build/kiln/model/safetensors"
 )
 
-// Limits on files that are read whole. A job holds the measurement of the model, some tens of megabytes for a large one.
+// Limits on files that are read whole. A job holds the measurement of the model, some tens of
+// megabytes for a large one.
 const (
 	maxJobBytes      = 1 << 30
 	maxConfigBytes   = 16 << 20
 	maxManifestBytes = 1 << 30
 )
 
-// openRegular opens a file of a folder that belongs to the user's model. Anything but a regular file is refused without
-// opening it, because that would wait for a writer (a named pipe) or have effects (a device). A link is followed if it stays
-// in its folder, or leads from a snapshot of the Hugging Face cache to its blobs; one that leads elsewhere could bring any
-// file of this machine into a model that is published.
+// openRegular opens a file of a folder that belongs to the user's model. Anything but a regular
+// file is refused without opening it, because that would wait for a writer (a named pipe) or have
+// effects (a device). A link is followed if it stays in its folder, or leads from a snapshot of the
+// Hugging Face cache to its blobs; one that leads elsewhere could bring any file of this machine
+// into a model that is published.
 func openRegular(path string) (*os.File, fs.FileInfo, error) {
 	if _, err := statRegular(path); err != nil {
 		return nil, nil, err
@@ -120,7 +122,8 @@ type scanned struct {
 	err    error
 }
 
-// open opens the file and reads its header. It returns nil if there is an error. The caller closes the file.
+// open opens the file and reads its header. It returns nil if there is an error. The caller closes
+// the file.
 func (s *scanned) open() *os.File {
 	f, info, err := openRegular(s.input.Path)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// TestRefusedInputs puts something else in the place of a file. It is refused at once: opening a named pipe would wait.
+// TestRefusedInputs puts something else in the place of a file. It is refused at once: opening a
+// named pipe would wait.
 func TestRefusedInputs(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("{}"), 0o600); err != nil {
@@ -109,8 +110,8 @@ func TestSizeLimits(t *testing.T) {
 	}
 }
 
-// TestResumeNoticesChangedSource changes a weight between two runs and puts size and time back, as copying tools do. What the
-// first run wrote must not be taken over.
+// TestResumeNoticesChangedSource changes a weight between two runs and puts size and time back, as
+// copying tools do. What the first run wrote must not be taken over.
 func TestResumeNoticesChangedSource(t *testing.T) {
 	dir := t.TempDir()
 	fx := llama(t, dir)

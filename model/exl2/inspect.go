@@ -24,8 +24,8 @@ type Info struct {
 	// TargetBits and HeadBits are what config.json says was asked for; 0 if it says nothing.
 	TargetBits float64 `json:"target_bits"`
 	HeadBits   float64 `json:"head_bits"`
-	// LayerBits is the real average of bits per weight over the quantized linears of the decoder layers, everything that is
-	// stored for them counted. AllBits includes the head.
+	// LayerBits is the real average of bits per weight over the quantized linears of the decoder
+	// layers, everything that is stored for them counted. AllBits includes the head.
 	LayerBits float64 `json:"layer_bits"`
 	AllBits   float64 `json:"all_bits"`
 
@@ -101,8 +101,9 @@ var (
 	expertKey = regexp.MustCompile(`\.experts\.\d+\.`)
 )
 
-// Inspect reads the headers, group tables and permutations of a compiled model, whoever compiled it. What it cannot make
-// sense of is in Info.Problems; the error is for a folder that cannot be read or has no model.
+// Inspect reads the headers, group tables and permutations of a compiled model, by kiln or by
+// another program. What it cannot make sense of is in Info.Problems; the error is for a folder that
+// cannot be read or has no model.
 func Inspect(ctx context.Context, dir string) (*Info, error) {
 	d, err := openModelDir(ctx, dir)
 	if err != nil {

@@ -152,7 +152,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 			})
 			flip(first, weight)(t, fx, p)
 		}, VerifyOptions{}, "not verifiable: the manifest has no digests of 1 files"},
-		{"a stranger that is no tensor file", func(t *testing.T, fx *fixture, p *Plan) {
+		{"a foreign file that has no tensors", func(t *testing.T, fx *fixture, p *Plan) {
 			if err := os.WriteFile(filepath.Join(fx.out, "modeling_llama.py"), []byte("import os"), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -175,7 +175,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 			})
 		}, VerifyOptions{}, "want e3"},
 		{"missing shard", func(t *testing.T, fx *fixture, p *Plan) { os.Remove(filepath.Join(fx.out, p.Shards[1].Name)) }, VerifyOptions{}, "not in the folder"},
-		{"stranger", func(t *testing.T, fx *fixture, p *Plan) {
+		{"a foreign tensor file", func(t *testing.T, fx *fixture, p *Plan) {
 			if err := writeSafetensors(filepath.Join(fx.out, "output_temp_1.safetensors"), nil, false); err != nil {
 				t.Fatal(err)
 			}

@@ -35,7 +35,8 @@ type Input struct {
 	Name    string    `json:"name"` // out_tensor/… or model/…, the same on every machine
 	Size    int64     `json:"size"`
 	ModTime time.Time `json:"mod_time"`
-	// ID is another value after every change of the file on this machine; empty if the system has none.
+	// ID is another value after every change of the file on this machine; empty if the system has
+	// none.
 	ID string `json:"id,omitempty"`
 	// HeaderSHA256 is the digest of the safetensors header; empty for other files.
 	HeaderSHA256 string `json:"header_sha256,omitempty"`
@@ -61,7 +62,8 @@ type Source struct {
 	Size   int64        `json:"size"`
 }
 
-// Convert describes how a float tensor becomes half precision. Steps apply in the order of the fields.
+// Convert describes how a float tensor becomes half precision. Steps apply in the order of the
+// fields.
 type Convert struct {
 	// Scale is the factor of the round trip x·s/s; 0 means none.
 	Scale float64 `json:"scale,omitempty"`
@@ -75,7 +77,8 @@ type Convert struct {
 type Inventory struct {
 	Job      *Job
 	ModelDir string
-	// Architecture is the name in config.json; Known is false if it is compiled as a Llama for want of a better entry.
+	// Architecture is the name in config.json; Known is false if it is compiled as a Llama for want
+	// of a better entry.
 	Architecture string
 	Known        bool
 	Inputs       []Input
@@ -107,9 +110,10 @@ type sourceTensor struct {
 	file     int // index in the scanned files
 }
 
-// ReadInventory reads the job, the configuration and the headers of all inputs, and checks them. It reads the group tables
-// and permutations of quantized layers, no weights. Everything that is wrong is reported at once; the inventory is nil only
-// if the job or the configuration could not be understood.
+// ReadInventory reads the job, the configuration and the headers of all inputs, and checks them. It
+// reads the group tables and permutations of quantized layers, no weights. Everything that is wrong
+// is reported at once; the inventory is nil only if the job or the configuration could not be
+// understood.
 func ReadInventory(ctx context.Context, opts Options) (*Inventory, Problems) {
 	job, ps := ReadJob(opts.WorkDir)
 	if job == nil {
@@ -183,8 +187,9 @@ func isTensorFile(name string) bool {
 	return strings.HasSuffix(name, ".safetensors") && !strings.HasPrefix(name, ".")
 }
 
-// scanModel lists a model folder: tensor files with their headers, and the other files. A file that must not be read has
-// only its error. Folders are left out, and so are links to them and links to nothing.
+// scanModel lists a model folder: tensor files with their headers, and the other files. A file that
+// must not be read has only its error. Folders are left out, and so are links to them and links to
+// nothing.
 func scanModel(ctx context.Context, dir string, workers int) ([]scanned, []sourceFile, error) {
 	entries, err := os.ReadDir(dir) // sorted by name
 	if err != nil {
@@ -394,8 +399,9 @@ func readLayer(dir, key string) (s scanned, m quant.LayerInfo, ps Problems) {
 	return s, m, append(ps, mps...)
 }
 
-// checkLayer compares a quantized layer with what the architecture expects of it. exllamav2 pads the output features of its
-// linear layers to a multiple of 32 and refuses to multiply with a matrix of another width.
+// checkLayer compares a quantized layer with what the architecture expects of it. exllamav2 pads
+// the output features of its linear layers to a multiple of 32 and refuses to multiply with a
+// matrix of another width.
 func (r *modelReader) checkLayer(p *part, file string, m *quant.LayerInfo, embedding int) {
 	padded := func(n int) int { return (n + 31) &^ 31 }
 	if m.Rows != p.in {
@@ -415,7 +421,8 @@ func (r *modelReader) checkLayer(p *part, file string, m *quant.LayerInfo, embed
 // keySuffixes are the endings with which a linear layer can appear in a source model.
 var keySuffixes = []string{".q_weight", ".qweight", ".weight", ""}
 
-// requireLinears checks that the source has every linear layer, as the original does when it opens a model.
+// requireLinears checks that the source has every linear layer, as the original does when it opens
+// a model.
 func (r *modelReader) requireLinears(mods []module, dir string) {
 	has := func(key string) bool {
 		found := false
@@ -575,8 +582,8 @@ func (r *modelReader) similar(key string) []string {
 	return names
 }
 
-// extras lists the tensors of the vision part, prefix by prefix and within a prefix in the order of the headers, as the
-// original does. Prefixes can overlap; then a name comes twice.
+// extras lists the tensors of the vision part, prefix by prefix and within a prefix in the order of
+// the headers, as the original does. Prefixes can overlap; then a name comes twice.
 func (r *modelReader) extras() []Tensor {
 	var out []Tensor
 	for _, prefix := range r.model.arch.Extras {
@@ -618,7 +625,8 @@ func (inv *Inventory) checkNames() {
 	}
 }
 
-// parallel calls f(0) … f(n−1) on the given number of goroutines and returns when all are done or ctx is.
+// parallel calls f(0) … f(n−1) on the given number of goroutines and returns when all are done or
+// ctx is.
 func parallel(ctx context.Context, workers, n int, f func(int)) {
 	next := make(chan int)
 	var wg sync.WaitGroup

@@ -21,7 +21,8 @@ type Job struct {
 	Dir      string `json:"dir"`       // working directory it was read from
 	ModelDir string `json:"model_dir"` // in_dir
 	OutDir   string `json:"out_dir"`   // compile_full; empty if the job has none
-	// ShardBytes is the shard limit. A fractional limit is rounded down, which selects the same shards.
+	// ShardBytes is the shard limit. A fractional limit is rounded down, which selects the same
+	// shards.
 	ShardBytes int64  `json:"shard_bytes"`
 	Progress   string `json:"progress"`
 

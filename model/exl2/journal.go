@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// The journal records finished shards, so that an interrupted write goes on after the last of them. It is append-only, one
-// JSON object a line with a checksum; a line that was cut off by a crash is dropped, and with it everything after.
+// The journal records finished shards, so that an interrupted write goes on after the last of them.
+// It is append-only, one JSON object a line with a checksum; a line that was cut off by a crash is
+// dropped, and with it everything after.
 
 const journalName = "journal"
 

@@ -14,9 +14,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// config.json goes through a tree and a writer of our own, because the output must be what Python's json.load and
-// json.dumps(indent=4) make of the file: key order kept, 1e-5 as 1e-05, integers of any length, lone surrogates.
-// encoding/json keeps none of these.
+// config.json goes through a tree and a writer of our own, because the output must be what Python's
+// json.load and json.dumps(indent=4) make of the file: key order kept, 1e-5 as 1e-05, integers of
+// any length, lone surrogates. encoding/json keeps none of these.
 
 // value is one JSON value.
 type value struct {
@@ -97,17 +97,18 @@ func (v *value) truthy() bool {
 	return false
 }
 
-// parseJSON reads one JSON document. It accepts what Python's json.load accepts, except NaN, Infinity and numbers that
-// overflow, which have no JSON form.
+// parseJSON reads one JSON document. It accepts what Python's json.load accepts, except NaN,
+// Infinity and numbers that overflow, which have no JSON form.
 func parseJSON(data []byte) (value, error) { return parseJSONMembers(data, nil) }
 
-// parseJSONMembers is parseJSON for an object of which only the members are kept for which keep is true. The syntax of the
-// others is checked, but they are not built.
+// parseJSONMembers is parseJSON for an object of which only the members are kept for which keep is
+// true. The syntax of the others is checked, but they are not built.
 func parseJSONMembers(data []byte, keep func(string) bool) (value, error) {
 	if !utf8.Valid(data) {
 		return value{}, errors.New("not UTF-8")
 	}
-	// As in Python, the last of several members of one name counts, and half a surrogate pair is a character.
+	// As in Python, the last of several members of one name counts, and half a surrogate pair is a
+	// character.
 	dec := jsontext.NewDecoder(bytes.NewBuffer(data), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	v, err := readJSON(dec, keep)
 	if err == nil {
@@ -257,8 +258,9 @@ func appendPython(b []byte, v value, level int) []byte {
 	return append(newline(b, level), '}')
 }
 
-// pythonLiteral returns what Python writes for a string that is given as JSON has it: ASCII only, and everything that has a
-// short escape with it. Surrogates stay what they are, also without their other half.
+// pythonLiteral returns what Python writes for a string that is given as JSON has it: ASCII only,
+// and everything that has a short escape with it. Surrogates stay what they are, also without their
+// other half.
 func pythonLiteral(quoted []byte) string {
 	out := []byte{'"'}
 	unit := func(u rune) {

@@ -19,9 +19,10 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// The tests in this file give compiled folders to exllamav2 itself, see internal/reference/load_exllamav2.py. They run when
-// KILN_E2E names "model", with the Python of KILN_EXLLAMAV2_PYTHON, which must have what is in dev/python/exllamav2.txt;
-// "make e2e-model" provides both. No GPU is needed: only exllamav2's compiled extension is replaced.
+// The tests in this file give compiled folders to exllamav2 itself, see
+// internal/reference/load_exllamav2.py. They run when KILN_E2E names "model", with the Python of
+// KILN_EXLLAMAV2_PYTHON, which must have what is in dev/python/exllamav2.txt; "make e2e-model"
+// provides both. No GPU is needed: only exllamav2's compiled extension is replaced.
 
 // exllamav2 is the Python program, answering one request after the other.
 type exllamav2 struct{ *kilntest.Peer }
@@ -251,10 +252,11 @@ func (c *loadCase) addVision(t *testing.T, fx *fixture) {
 	}
 }
 
-// TestE2ELoad compiles tiny models of every architecture with the kiln command in both modes and loads the folders with
-// exllamav2: each quantized layer must get its tensors bit by bit, each float tensor must be what exllamav2 itself makes of the
-// source, and nothing may be missing or left over. The compatible folder is also compared with the one that exllamav2's own
-// step makes of the job.
+// TestE2ELoad compiles tiny models of every architecture with the kiln command in both modes and
+// loads the folders with exllamav2: each quantized layer must get its tensors bit by bit, each
+// float tensor must be what exllamav2 itself makes of the source, and nothing may be missing or
+// left over. The compatible folder is also compared with the one that exllamav2's own step makes of
+// the job.
 func TestE2ELoad(t *testing.T) {
 	needE2E(t)
 	loader := startExllamav2(t)
@@ -295,7 +297,8 @@ func TestE2ELoad(t *testing.T) {
 	}
 }
 
-// TestE2ELoadNotices damages a compiled folder and wants the comparison above to see it, so that it cannot pass by looking away.
+// TestE2ELoadNotices damages a compiled folder and wants the comparison above to see it, so that it
+// cannot pass by looking away.
 func TestE2ELoadNotices(t *testing.T) {
 	needE2E(t)
 	loader := startExllamav2(t)
@@ -337,8 +340,9 @@ func TestE2ELoadNotices(t *testing.T) {
 	}
 }
 
-// TestE2ERealExtension writes two folders for load_exllamav2.py --real-extension, which needs a GPU, to the folder that
-// KILN_REAL_EXTENSION_DIR names: llama-default and llama-compat, of one job with values as in a real model.
+// TestE2ERealExtension writes two folders for load_exllamav2.py --real-extension, which needs a
+// GPU, to the folder that KILN_REAL_EXTENSION_DIR names: llama-default and llama-compat, of one job
+// with values as in a real model.
 func TestE2ERealExtension(t *testing.T) {
 	needE2E(t)
 	dir := os.Getenv("KILN_REAL_EXTENSION_DIR")
@@ -381,8 +385,9 @@ func TestE2ERealExtension(t *testing.T) {
 	}
 }
 
-// makeSane replaces the float values of a generated file by such that a model made of it computes with ordinary numbers: weights
-// of a few hundredths whatever their width in bits, embeddings of the order of one, norms near one.
+// makeSane replaces the float values of a generated file by such that a model made of it computes
+// with ordinary numbers: weights of a few hundredths whatever their width in bits, embeddings of
+// the order of one, norms near one.
 func makeSane(r *rand.Rand, path string) error {
 	f, err := safetensors.Open(path)
 	if err != nil {

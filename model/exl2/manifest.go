@@ -12,7 +12,8 @@ import (
 
 const manifestSchema = "kiln-exl2-manifest/1"
 
-// Manifest records what a compiled model consists of and what it was made from. It names no path of the machine that made it.
+// Manifest records what a compiled model consists of and what it was made from. It names no path of
+// the machine that made it.
 type Manifest struct {
 	Schema       string           `json:"schema"`
 	Mode         Mode             `json:"mode"`

@@ -13,8 +13,8 @@ var matrixSuffixes = quant.EXL2Suffixes()
 
 func isMatrixSuffix(name string) bool { return slices.Contains(matrixSuffixes, name) }
 
-// readMatrix describes the layer key, whose rules package quant knows. The description is usable only without problems; file
-// is for messages.
+// readMatrix describes the layer key, whose rules package quant knows. The description is usable
+// only without problems; file is for messages.
 func readMatrix(file, key string, src quant.Source) (quant.LayerInfo, Problems) {
 	m := quant.InspectEXL2(src, key)
 	return m, matrixProblems(file, key, m.Err)

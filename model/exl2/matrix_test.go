@@ -10,8 +10,9 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// TestBorderlineMatrices gives the same matrices to both readers of files with quantized layers: that of "kiln model" and
-// that of "kiln quant". They must agree, on what exllamav2 can load and compute with.
+// TestBorderlineMatrices gives the same matrices to both readers of files with quantized layers:
+// that of "kiln model" and that of "kiln quant". They must agree, on what exllamav2 can load and
+// compute with.
 func TestBorderlineMatrices(t *testing.T) {
 	type group struct{ bits, packed int }
 	repeat := func(n int, g group) (out []group) {

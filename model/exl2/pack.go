@@ -8,8 +8,8 @@ type packItem struct {
 	size int64
 }
 
-// packInOrder is the default packing: a shard ends before the tensor that would exceed the limit, and a tensor above the
-// limit gets a shard of its own.
+// packInOrder is the default packing: a shard ends before the tensor that would exceed the limit,
+// and a tensor above the limit gets a shard of its own.
 func packInOrder(items []packItem, limit int64) [][]int {
 	var shards [][]int
 	var cur []int
@@ -28,16 +28,18 @@ func packInOrder(items []packItem, limit int64) [][]int {
 	return shards
 }
 
-// tooLargeError is the case in which the original ends with status 1: a shard is due and no pending tensor fits into it.
+// tooLargeError is the case in which the original ends with status 1: a shard is due and no pending
+// tensor fits into it.
 type tooLargeError struct{ smallest packItem }
 
 func (e *tooLargeError) Error() string {
 	return fmt.Sprintf("no pending tensor fits into a shard; the smallest has %d bytes", e.smallest.size)
 }
 
-// packCompat is the packing of the original, with its accidents, which decide about bytes: the limit is looked at only
-// after a whole module; a shard takes whatever still fits, out of order; extras do not count towards the limit when they
-// are added but do when they leave; and what is left at the end becomes one shard of any size.
+// packCompat is the packing of the original, with its accidents, which decide about bytes: the
+// limit is looked at only after a whole module; a shard takes whatever still fits, out of order;
+// extras do not count towards the limit when they are added but do when they leave; and what is
+// left at the end becomes one shard of any size.
 //
 // An extra that is listed again after it was written is written again.
 func packCompat(modules [][]packItem, extras []packItem, limit int64) ([][]int, error) {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The examples of the original's packing, limit 100: modules of tensor sizes, extras, shards by name.
+// The examples of the original's packing, limit 100: modules of tensor sizes, extras, shards by
+// name.
 func TestPackCompat(t *testing.T) {
 	tests := []struct {
 		modules [][]int64

@@ -10,8 +10,9 @@ import (
 	"sync/atomic"
 )
 
-// pipeline hands the bytes of a file, in order and through a fixed set of buffers, to several consumers at once. Each
-// consumer is a goroutine; one that is slow slows the others down only when no buffer is left.
+// pipeline hands the bytes of a file, in order and through a fixed set of buffers, to several
+// consumers at once. Each consumer is a goroutine; one that is slow slows the others down only when
+// no buffer is left.
 type pipeline struct {
 	ctx       context.Context
 	cancel    context.CancelCauseFunc
@@ -99,8 +100,8 @@ func (p *pipeline) flush() {
 	}
 }
 
-// finish ends the pipeline, waits for its consumers and returns the first error: of the reader, which is handed in, of the
-// context or of a consumer.
+// finish ends the pipeline, waits for its consumers and returns the first error: of the reader,
+// which is handed in, of the context or of a consumer.
 func (p *pipeline) finish(err error) error {
 	if err != nil {
 		p.cancel(err)
@@ -123,7 +124,8 @@ func (p *pipeline) finish(err error) error {
 	return err
 }
 
-// digest adds a consumer that computes the digest of all bytes. It is whole when finish has returned.
+// digest adds a consumer that computes the digest of all bytes. It is whole when finish has
+// returned.
 func (p *pipeline) digest() hash.Hash {
 	h := sha256.New()
 	p.consume(func(c *chunk) error { h.Write(c.buf[:c.n]); return nil })
@@ -144,7 +146,8 @@ type rangeDigests struct {
 	sums []string
 }
 
-// digestRanges adds a consumer that computes the digests of ranges. All are there when finish has returned.
+// digestRanges adds a consumer that computes the digests of ranges. All are there when finish has
+// returned.
 func (p *pipeline) digestRanges(ranges []byteRange) *rangeDigests {
 	d := &rangeDigests{left: ranges, h: sha256.New()}
 	p.consume(func(c *chunk) error { d.add(c); return nil })

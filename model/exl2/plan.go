@@ -19,11 +19,11 @@ import (
 type Mode string
 
 const (
-	// Default packs in order into model-00001-of-0000N.safetensors with a correct index, leaves stale and foreign weight
-	// files behind and adds a manifest.
+	// Default packs in order into model-00001-of-0000N.safetensors with a correct index, leaves
+	// stale and foreign weight files behind and adds a manifest.
 	Default Mode = "default"
-	// Compat reproduces the original's folder byte for byte: its file names, its packing, the source's stale index, and
-	// no file that it would not have written.
+	// Compat reproduces the original's folder byte for byte: its file names, its packing, the
+	// source's stale index, and no file that it would not have written.
 	Compat Mode = "compat"
 )
 
@@ -32,12 +32,14 @@ const (
 	IndexFile = safetensors.IndexName
 	// ManifestName has the digests of a compiled model, see Manifest.
 	ManifestName = "kiln-manifest.json"
-	// ConverterVersion is the version of the converter whose step this is; it goes into quantization_config.
+	// ConverterVersion is the version of the converter whose step this is; it goes into
+	// quantization_config.
 	ConverterVersion = "0.3.2"
 )
 
-// defaultSkip are the patterns of source files that the default mode does not copy: weights in other formats and indexes of
-// files that do not exist in the output. Hidden files are not copied either.
+// defaultSkip are the patterns of source files that the default mode does not copy: weights in
+// other formats and indexes of files that do not exist in the output. Hidden files are not copied
+// either.
 var defaultSkip = []string{
 	"*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json",
 	"*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack", "*.onnx",
@@ -52,18 +54,20 @@ type PlanOptions struct {
 	Out string
 	// Mode is Default unless set.
 	Mode Mode
-	// ShardBytes limits the tensor bytes of a shard; 0 means the job's limit, negative means no limit.
+	// ShardBytes limits the tensor bytes of a shard; 0 means the job's limit, negative means no
+	// limit.
 	ShardBytes int64
 	// Skip replaces DefaultSkip; shell patterns on file names. Compat ignores it.
 	Skip []string
-	// ManifestPath puts the manifest elsewhere; empty means into the folder, and in compat mode nowhere.
+	// ManifestPath puts the manifest elsewhere; empty means into the folder, and in compat mode
+	// nowhere.
 	ManifestPath string
 	// Version replaces ConverterVersion.
 	Version string
 }
 
-// Plan is everything that a compile will write, down to the offset of each tensor. It is a value: the same inputs and
-// options give the same plan.
+// Plan is everything that a compile will write, down to the offset of each tensor. It is a value:
+// the same inputs and options give the same plan.
 type Plan struct {
 	Mode         Mode     `json:"mode"`
 	Out          string   `json:"out"`
@@ -118,7 +122,8 @@ func (p *Plan) Digest() string {
 // manifestInside reports whether the manifest is a file of the model folder.
 func (p *Plan) manifestInside() bool { return p.Mode != Compat && p.ManifestPath == ManifestName }
 
-// Plan decides what is written where. It reads nothing. An inventory with problems has no plan; they are the error.
+// Plan decides what is written where. It reads nothing. An inventory with problems has no plan;
+// they are the error.
 func (inv *Inventory) Plan(opts PlanOptions) (*Plan, error) {
 	ps := append(Problems(nil), inv.Problems...)
 	p := &Plan{

@@ -12,8 +12,9 @@ import (
 	"github.com/kiln-build/kiln/internal/units"
 )
 
-// WriteText renders the model as a summary and a heat map: one line for each layer, one column for each type of linear, bits
-// per weight in the cells. With color, cells have a background from blue (few bits) to red (many).
+// WriteText renders the model as a summary and a heat map: one line for each layer, one column for
+// each type of linear, bits per weight in the cells. With color, cells have a background from blue
+// (few bits) to red (many).
 func (info *Info) WriteText(w io.Writer, color bool) error {
 	b := bufio.NewWriter(w)
 	fmt.Fprintf(b, "%s\n", orUnknown(info.Architecture))
@@ -115,7 +116,8 @@ func ansiShade(bits float64) int {
 	return ramp[int(shade(bits)*float64(len(ramp)-1)+0.5)]
 }
 
-// WriteHTML renders the same as one page without outside references; the heat map is SVG and every cell tells its numbers.
+// WriteHTML renders the same as one page without outside references; the heat map is SVG and every
+// cell tells its numbers.
 func (info *Info) WriteHTML(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	title := html.EscapeString(orUnknown(info.Architecture))

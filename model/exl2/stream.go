@@ -12,7 +12,8 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// inputs keeps the file that was read last open; tensors of one file mostly come one after the other.
+// inputs keeps the file that was read last open; tensors of one file mostly come one after the
+// other.
 type inputs struct {
 	plan *Plan
 	at   int
@@ -39,16 +40,18 @@ func (s *inputs) close() {
 	}
 }
 
-// How far reading is ahead of the bytes that are used, and how much is written before the disk begins to take it. Both keep
-// the disk busy while the processors convert and hash; the pages belong to the system and are not memory of this process.
+// How far reading is ahead of the bytes that are used, and how much is written before the disk
+// begins to take it. Both keep the disk busy while the processors convert and hash; the pages
+// belong to the system and are not memory of this process.
 const (
 	prefetchBytes  = 32 << 20
 	prefetchStep   = 4 << 20
 	writebackBytes = 8 << 20
 )
 
-// prefetcher asks for the sources of tensors before they are read, in the same order. The system reads ahead in a file by
-// itself, but a layer is a file of a few megabytes, and at the start of each it would wait for the disk.
+// prefetcher asks for the sources of tensors before they are read, in the same order. The system
+// reads ahead in a file by itself, but a layer is a file of a few megabytes, and at the start of
+// each it would wait for the disk.
 type prefetcher struct {
 	src     inputs
 	tensors []PlannedTensor // not asked for yet
@@ -61,7 +64,7 @@ func (p *prefetcher) reach(pos int64) {
 	for len(p.tensors) > 0 && p.asked < pos+prefetchBytes {
 		from := p.tensors[0].From
 		n := min(from.Size-p.at, prefetchStep)
-		if f, err := p.src.open(from.Input); err == nil { // an error will be met again by who needs the bytes
+		if f, err := p.src.open(from.Input); err == nil { // the reader of the bytes meets an error again
 			fsx.Prefetch(f, from.Offset+p.at, n)
 		}
 		p.at += n
@@ -84,8 +87,9 @@ func (s source) ReadAt(p []byte, off int64) (int, error) {
 	return s.File.ReadAt(p, off)
 }
 
-// streamShard writes a shard in order through a fixed set of buffers. Reading and converting, writing, the digest of the file
-// and the digests of the tensors are four goroutines, so hashing costs another processor, not time.
+// streamShard writes a shard in order through a fixed set of buffers. Reading and converting,
+// writing, the digest of the file and the digests of the tensors are four goroutines, so hashing
+// costs another processor, not time.
 func (w *writer) streamShard(ctx context.Context, f *os.File, s *Shard, rec *shardRecord) error {
 	p := newPipeline(ctx, max(minBuffersPerWorker, allBuffers/min(w.opts.Workers, len(w.plan.Shards))), w.opts.BufferBytes)
 	var sent int64 // on the way to the disk
@@ -195,7 +199,8 @@ func spans(s *Shard) []span {
 	return cut
 }
 
-// copyShard writes a shard without looking at its bytes: ranges in parallel, copied by the kernel where it can.
+// copyShard writes a shard without looking at its bytes: ranges in parallel, copied by the kernel
+// where it can.
 func (w *writer) copyShard(ctx context.Context, f *os.File, s *Shard, rec *shardRecord) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

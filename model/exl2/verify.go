@@ -18,12 +18,14 @@ import (
 	"github.com/kiln-build/kiln/model/safetensors"
 )
 
-// VerifyOptions says against what a model is checked. The zero value checks it against the digests of its own manifest and
-// against the rules of the format. A model without digests cannot be verified, which is a problem too.
+// VerifyOptions says against what a model is checked. The zero value checks it against the digests
+// of its own manifest and against the rules of the format. A model without digests cannot be
+// verified, which is a problem too.
 type VerifyOptions struct {
 	// ManifestPath is the manifest; empty means the one in the folder, if there is one.
 	ManifestPath string
-	// ModelDir is the source model; if given, float tensors are converted again and compared, and so are vision tensors.
+	// ModelDir is the source model; if given, float tensors are converted again and compared, and
+	// so are vision tensors.
 	ModelDir string
 	// Structure leaves the digests out, and does not miss them: sizes and structure only.
 	Structure bool
@@ -48,8 +50,8 @@ type Report struct {
 // OK reports whether nothing was found.
 func (r *Report) OK() bool { return len(r.Problems) == 0 }
 
-// Verify checks a compiled model. What is wrong with the model is in the report; the error is for a check that could not be
-// carried out.
+// Verify checks a compiled model. What is wrong with the model is in the report; the error is for a
+// check that could not be carried out.
 func Verify(ctx context.Context, dir string, opts VerifyOptions) (*Report, error) {
 	rep := &Report{Dir: dir}
 	d, err := openModelDir(ctx, dir)
@@ -154,7 +156,8 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 	return failed
 }
 
-// verifyFile compares one file and its tensors with the manifest, and says how many bytes it has read on the way.
+// verifyFile compares one file and its tensors with the manifest, and says how many bytes it has
+// read on the way.
 func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []ManifestTensor, structure bool, advance func(int64)) (ps Problems, n int, err error) {
 	f, info, err := openRegular(filepath.Join(dir, want.Name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -261,7 +264,8 @@ func (r *Report) checkModel(ctx context.Context, d *modelDir, opts VerifyOptions
 		}
 	}
 
-	// The compiled model, read as if it were a source: it must have the same float parts, in half precision.
+	// The compiled model, read as if it were a source: it must have the same float parts, in half
+	// precision.
 	self := newModelReader(m, d.index)
 	embedding := 0
 	for _, mod := range m.modules() {

@@ -24,21 +24,26 @@ import (
 // ErrStale is the error for an input that changed after it was planned.
 var ErrStale = errors.New("changed since it was planned")
 
-// ErrNoSpace is the error for a target whose file system has less free space than the plan needs. Nothing was written.
+// ErrNoSpace is the error for a target whose file system has less free space than the plan needs.
+// Nothing was written.
 var ErrNoSpace = errors.New("not enough space")
 
 // WriteOptions control how a plan is executed, never what comes out.
 type WriteOptions struct {
-	// NoHash turns digests off. Then copies stay in the kernel where it can do them, and the manifest has sizes only.
+	// NoHash turns digests off. Then copies stay in the kernel where it can do them, and the
+	// manifest has sizes only.
 	NoHash bool
-	// Strict makes infinities and NaNs that arise in conversion an error instead of a count in the result.
+	// Strict makes infinities and NaNs that arise in conversion an error instead of a count in the
+	// result.
 	Strict bool
-	// Replace allows an output folder that exists and is not empty. It is replaced whole, in one step.
+	// Replace allows an output folder that exists and is not empty. It is replaced whole, in one
+	// step.
 	Replace bool
-	// Workers is how many shards (or, without hashing, ranges) are written at the same time; 0 means one for each two
-	// processors with hashing, and one for each without.
+	// Workers is how many shards (or, without hashing, ranges) are written at the same time; 0
+	// means one for each two processors with hashing, and one for each without.
 	Workers int
-	// BufferBytes is the size of a buffer, of which all workers together have 64, but each at least 8; 0 means 256 KiB.
+	// BufferBytes is the size of a buffer, of which all workers together have 64, but each at least
+	// 8; 0 means 256 KiB.
 	BufferBytes int
 	// Progress is called from one goroutine at a time, often; nil means not at all.
 	Progress func(Progress)
@@ -64,17 +69,18 @@ type Result struct {
 	Manifest  *Manifest     `json:"-"`
 }
 
-// Buffers bound the memory of shards that are being written. They hold enough to go on hashing while the disk pauses for
-// some milliseconds, as disks do.
+// Buffers bound the memory of shards that are being written. They hold enough to go on hashing
+// while the disk pauses for some milliseconds, as disks do.
 const (
 	allBuffers          = 64
 	minBuffersPerWorker = 8
 	bufferBytes         = 256 << 10
 )
 
-// Write executes the plan. The folder is built beside the target under a hidden name and appears under its own name in one
-// rename, after everything is on disk. An interrupted write leaves the hidden folder behind; the next Write of the same plan
-// goes on from it, any other plan starts over. The inputs are only read.
+// Write executes the plan. The folder is built beside the target under a hidden name and appears
+// under its own name in one rename, after everything is on disk. An interrupted write leaves the
+// hidden folder behind; the next Write of the same plan goes on from it, any other plan starts
+// over. The inputs are only read.
 func Write(ctx context.Context, p *Plan, opts WriteOptions) (*Result, error) {
 	start := time.Now()
 	w := &writer{plan: p, opts: opts, digest: p.Digest(), shards: make([]*shardRecord, len(p.Shards))}
@@ -143,7 +149,7 @@ func (w *writer) run(ctx context.Context) (*Result, error) {
 	}
 	defer w.log.close() //nolint:errcheck // every record was synced when it was written
 	if !published {
-		if err := w.checkTarget(out); err != nil { // again, now that nobody else writes
+		if err := w.checkTarget(out); err != nil { // again, now that the lock is held
 			return nil, err
 		}
 		if err := w.build(ctx); err != nil {
@@ -163,7 +169,8 @@ func (w *writer) run(ctx context.Context) (*Result, error) {
 	return res, errors.Join(w.clean(), fsx.SyncDir(parent))
 }
 
-// clean removes the hidden folder, the journal last: as long as there is one, a run that was killed meanwhile can be repeated.
+// clean removes the hidden folder, the journal last: as long as there is one, a run that was killed
+// meanwhile can be repeated.
 func (w *writer) clean() error {
 	entries, err := os.ReadDir(w.stage)
 	if err != nil {
@@ -228,7 +235,8 @@ func (w *writer) sameRun(r record) bool {
 	return r.Start != nil && *r.Start == startRecord{Format: 1, Plan: w.digest, Hash: !w.opts.NoHash}
 }
 
-// open reads the journal, takes over what an earlier run of the same plan finished and removes everything else.
+// open reads the journal, takes over what an earlier run of the same plan finished and removes
+// everything else.
 func (w *writer) open(out string) (published bool, err error) {
 	var records []record
 	if w.log, records, err = openJournal(filepath.Join(w.stage, journalName)); err != nil {
@@ -284,7 +292,8 @@ func (w *writer) sweep() error {
 	return nil
 }
 
-// intact looks whether a finished shard is still the file that was synced: size, time of modification and header.
+// intact looks whether a finished shard is still the file that was synced: size, time of
+// modification and header.
 func (w *writer) intact(dir string, s *Shard, r *shardRecord) bool {
 	f, err := os.Open(filepath.Join(dir, s.Name))
 	if err != nil {
@@ -412,7 +421,8 @@ func (w *writer) advance(n int64) {
 	w.opts.Progress(Progress{Done: done, Total: w.plan.Bytes})
 }
 
-// manifest writes the other files and the manifest; for an output that is already in place it only describes it.
+// manifest writes the other files and the manifest; for an output that is already in place it only
+// describes it.
 func (w *writer) manifest(ctx context.Context, published bool, out string) (*Manifest, error) {
 	sums := map[string]string{}
 	for i := range w.plan.Files {

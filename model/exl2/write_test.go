@@ -95,7 +95,7 @@ func TestWriteDefault(t *testing.T) {
 		t.Errorf("missing in the output: %v", want)
 	}
 
-	// Once more: refused, then replaced; a stranger's file goes with the old folder.
+	// Once more: refused, then replaced; a foreign file goes with the old folder.
 	if _, err := Write(t.Context(), p, WriteOptions{}); err == nil || !strings.Contains(err.Error(), "not empty") {
 		t.Errorf("second write: %v", err)
 	}
@@ -181,7 +181,7 @@ func TestWriteIgnoresDamagedPartialOutput(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	// A finished shard is touched, the journal is cut, a stranger appears.
+	// A finished shard is touched, the journal is cut, a foreign file appears.
 	shard := filepath.Join(stage, "files", p.Shards[0].Name)
 	data, err := os.ReadFile(shard)
 	if err != nil {
@@ -191,7 +191,7 @@ func TestWriteIgnoresDamagedPartialOutput(t *testing.T) {
 	if err := os.WriteFile(shard, data, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(stage, "files", "stranger.safetensors"), nil, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(stage, "files", "foreign.safetensors"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	log := filepath.Join(stage, "journal")
@@ -209,12 +209,13 @@ func TestWriteIgnoresDamagedPartialOutput(t *testing.T) {
 	if err != nil || !rep.OK() {
 		t.Errorf("verify: %v %+v", err, rep)
 	}
-	if _, err := os.Stat(filepath.Join(fx.out, "stranger.safetensors")); err == nil {
+	if _, err := os.Stat(filepath.Join(fx.out, "foreign.safetensors")); err == nil {
 		t.Error("a file that was not planned was published")
 	}
 }
 
-// TestWriteAfterPublish is a crash between the rename and the end: the next run finds everything in place.
+// TestWriteAfterPublish is a crash between the rename and the end: the next run finds everything in
+// place.
 func TestWriteAfterPublish(t *testing.T) {
 	dir := t.TempDir()
 	fx := llama(t, dir)

@@ -9,8 +9,9 @@ import (
 	"github.com/kiln-build/kiln/model/quant/internal/kernels"
 )
 
-// ReadBandwidth returns how many bytes a second this machine reads from main memory with a number of threads (0 means
-// GOMAXPROCS). It reads 32 MiB at a time, in turn from 256 MiB, for about the given time; the fastest counts.
+// ReadBandwidth returns how many bytes a second this machine reads from main memory with a number
+// of threads (0 means GOMAXPROCS). It reads 32 MiB at a time, in turn from 256 MiB, for about the
+// given time; the fastest counts.
 func ReadBandwidth(ctx context.Context, threads int, d time.Duration) (float64, error) {
 	if threads <= 0 {
 		threads = runtime.GOMAXPROCS(0)

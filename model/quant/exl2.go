@@ -10,18 +10,20 @@ import (
 
 // EXL2Options change how EXL2 tensors are read. The zero value is what exllamav2 does.
 type EXL2Options struct {
-	// Prescale is a factor on all scales, applied to q_scale_max in float32 before it is rounded. 0 means 1.
+	// Prescale is a factor on all scales, applied to q_scale_max in float32 before it is rounded. 0
+	// means 1.
 	Prescale float32
 	// Dialect is whose rules are followed. LoRAX demands the tensor q_invperm.
 	Dialect Dialect
 }
 
-// LoadEXL2 reads the EXL2 tensors key.q_weight, key.q_groups, key.q_scale, key.q_scale_max, and where they exist
-// key.q_invperm (without it rows are in natural order) and key.bias. An empty key stands for names without a prefix.
-// A q_perm or q_group_map is not looked at, as both follow from the others.
+// LoadEXL2 reads the EXL2 tensors key.q_weight, key.q_groups, key.q_scale, key.q_scale_max, and
+// where they exist key.q_invperm (without it rows are in natural order) and key.bias. An empty key
+// stands for names without a prefix. A q_perm or q_group_map is not looked at, as both follow from
+// the others.
 //
-// A missing tensor or one that breaks the format gives a *[FormatError], several of them joined where that is known
-// at once.
+// A missing tensor or one that breaks the format gives a *[FormatError], several of them joined
+// where that is known at once.
 func LoadEXL2(src Source, key string, opts EXL2Options) (*QMatrix, error) {
 	l := loader{src, key}
 	m, err := l.exl2Structure(opts.Dialect == LoRAX)
@@ -50,17 +52,18 @@ func LoadEXL2(src Source, key string, opts EXL2Options) (*QMatrix, error) {
 	return m, nil
 }
 
-// What exllamav2 can number. A row of the permutation takes 16 unsigned bits, and so does the number of rows that are left
-// in a group, counted from its first row on: a group of 65,536 rows would have none left, and the kernels would never
-// reach the next one.
+// What exllamav2 can number. A row of the permutation takes 16 unsigned bits, and so does the
+// number of rows that are left in a group, counted from its first row on: a group of 65,536 rows
+// would have none left, and the kernels would never reach the next one.
 const (
 	maxEXL2Rows  = 1 << 16
 	maxGroupRows = maxEXL2Rows - 32
 )
 
-// exl2Structure reads what decides about the shape of the matrix: headers, group table and permutation. It is the only
-// reader of these rules, for files and for calls. They are what exllamav2 can load and compute with, which is more than
-// its converter writes (that pads columns to 32, for one) and more than it checks.
+// exl2Structure reads what decides about the shape of the matrix: headers, group table and
+// permutation. It is the only reader of these rules, for files and for calls. They are what
+// exllamav2 can load and compute with, which is more than its converter writes (that pads columns
+// to 32, for one) and more than it checks.
 func (l loader) exl2Structure(needPermutation bool) (*QMatrix, error) {
 	var errs []error
 	weight := l.need(&errs, "q_weight", 2, tensor.I32)
@@ -105,8 +108,8 @@ func (l loader) exl2Structure(needPermutation bool) (*QMatrix, error) {
 	return m, nil
 }
 
-// exl2File is exl2Structure for tensors of a file. exllamav2's loader sorts q_invperm to find the permutation, which the
-// functions are given, so it must be there, and 16 bits are signed.
+// exl2File is exl2Structure for tensors of a file. exllamav2's loader sorts q_invperm to find the
+// permutation, which the functions are given, so it must be there, and 16 bits are signed.
 func (l loader) exl2File() (*QMatrix, error) {
 	m, err := l.exl2Structure(true)
 	if err != nil {
@@ -148,8 +151,9 @@ func (l loader) readGroups(m *QMatrix, packed int) error {
 		case end <= start:
 			return l.bad("q_groups", 2*i+1, "first packed row %d: q_weight has %d rows", start, packed)
 		case (end-start)%width != 0:
-			// The kernels go 32 weight rows at a time, which take width packed rows, and keep one scale for each step.
-			// 16 rows, in 3 packed rows of 6 bits or one of 2, are whole codes but half a step.
+			// The kernels go 32 weight rows at a time, which take width packed rows, and keep one
+			// scale for each step. 16 rows, in 3 packed rows of 6 bits or one of 2, are whole codes
+			// but half a step.
 			return l.bad("q_groups", 2*i, "group of %d packed rows of width %d: want a multiple of %d, for a multiple of 32 weight rows",
 				end-start, width, width)
 		}

@@ -15,9 +15,9 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// golden is one matrix that exllamav2 has computed with, on a GPU: what it was given and what came out. The vectors in
-// testdata/exl2.safetensors and testdata/gptq.safetensors are facts about exllamav2 (commit da07facd); nothing in this
-// repository can make them anew.
+// golden is one matrix that exllamav2 has computed with, on a GPU: what it was given and what came
+// out. The vectors in testdata/exl2.safetensors and testdata/gptq.safetensors are facts about
+// exllamav2 (commit da07facd); nothing in this repository can make them anew.
 type golden struct {
 	name   string
 	src    quant.Source

@@ -28,7 +28,8 @@ type LayerInfo struct {
 	// Permuted is the reordering of EXL2 or the act-order of GPTQ, if it changes anything.
 	Permuted bool `json:"permuted"`
 	Bias     bool `json:"bias"`
-	// Err says why the layer cannot be loaded: a tensor is missing or breaks the format. Fields that depend on it are zero.
+	// Err says why the layer cannot be loaded: a tensor is missing or breaks the format. Fields
+	// that depend on it are zero.
 	Err error `json:"-"`
 }
 
@@ -45,8 +46,9 @@ var layerTensors = map[Format][]string{
 	GPTQ: {"qweight", "qzeros", "scales", "g_idx"},
 }
 
-// Inspect lists the quantized layers of a file, by key. A layer is recognised by its packed weights, q_weight for EXL2
-// and qweight for GPTQ. Headers, group tables and permutations are read and checked; weights and scales are not.
+// Inspect lists the quantized layers of a file, by key. A layer is recognised by its packed
+// weights, q_weight for EXL2 and qweight for GPTQ. Headers, group tables and permutations are read
+// and checked; weights and scales are not.
 func Inspect(file *safetensors.File) []LayerInfo {
 	return inspect(Files(file), file.Header().Tensors, GPTQOptions{})
 }
@@ -71,13 +73,14 @@ func inspect(src Source, tensors []safetensors.Tensor, gptq GPTQOptions) []Layer
 	return layers
 }
 
-// InspectEXL2 describes one EXL2 layer whose tensors may be in several files. Like [Inspect] it checks everything that can be
-// checked without reading weights and scales.
+// InspectEXL2 describes one EXL2 layer whose tensors may be in several files. Like [Inspect] it
+// checks everything that can be checked without reading weights and scales.
 func InspectEXL2(src Source, key string) LayerInfo {
 	return inspectLayer(loader{src, key}, EXL2, GPTQOptions{})
 }
 
-// EXL2Suffixes are the endings of the tensors that exllamav2's converter writes for a layer, in byte order.
+// EXL2Suffixes are the endings of the tensors that exllamav2's converter writes for a layer, in
+// byte order.
 func EXL2Suffixes() []string {
 	return []string{"bias", "q_groups", "q_invperm", "q_scale", "q_scale_max", "q_weight"}
 }
@@ -114,24 +117,28 @@ func inspectLayer(l loader, format Format, gptq GPTQOptions) LayerInfo {
 	return info
 }
 
-// DequantizeOptions change what [DequantizeFile] writes. The zero value writes all layers of the file as [K, N].
+// DequantizeOptions change what [DequantizeFile] writes. The zero value writes all layers of the
+// file as [K, N].
 type DequantizeOptions struct {
 	// Keys are the layers to write. Nil means all.
 	Keys []string
-	// Transpose writes [N, K], the layout of a PyTorch Linear layer. It takes memory for one whole matrix.
+	// Transpose writes [N, K], the layout of a PyTorch Linear layer. It takes memory for one whole
+	// matrix.
 	Transpose bool
-	// CopyOthers also copies every tensor that belongs to no layer that is written, and biases of those that are.
+	// CopyOthers also copies every tensor that belongs to no layer that is written, and biases of
+	// those that are.
 	CopyOthers bool
 	// EXL2 and GPTQ are how layers are read.
 	EXL2 EXL2Options
 	GPTQ GPTQOptions
 }
 
-// DequantizeFile writes quantized layers of a file to a new safetensors file at path, as key.weight in half precision. The
-// metadata of the file is kept. One layer is in memory at a time. The new file appears complete or not at all.
+// DequantizeFile writes quantized layers of a file to a new safetensors file at path, as key.weight
+// in half precision. The metadata of the file is kept. One layer is in memory at a time. The new
+// file appears complete or not at all.
 //
-// A layer that cannot be loaded, a key without a layer and a file without layers are errors. When ctx ends, its cause
-// is returned.
+// A layer that cannot be loaded, a key without a layer and a file without layers are errors. When
+// ctx ends, its cause is returned.
 func DequantizeFile(ctx context.Context, path string, file *safetensors.File, opts DequantizeOptions) error {
 	src := Files(file)
 	all := inspect(src, file.Header().Tensors, opts.GPTQ)

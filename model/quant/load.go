@@ -21,8 +21,9 @@ type Source interface {
 	Open(name string) (io.Reader, error)
 }
 
-// Files returns the tensors of one or more files, such as the shards of a model. If two files have a tensor of the
-// same name, the first file counts. The files must stay open while the Source is in use.
+// Files returns the tensors of one or more files, such as the shards of a model. If two files have
+// a tensor of the same name, the first file counts. The files must stay open while the Source is in
+// use.
 func Files(files ...*safetensors.File) Source { return fileSource(files) }
 
 type fileSource []*safetensors.File
@@ -119,22 +120,26 @@ const maxDimension = 1 << 30
 type ZeroPoint uint8
 
 const (
-	// ZeroDialect is the reading of [GPTQOptions.Dialect]: ZeroPlusOne for Exllamav2, ZeroPlusOneWrap for LoRAX.
+	// ZeroDialect is the reading of [GPTQOptions.Dialect]: ZeroPlusOne for Exllamav2,
+	// ZeroPlusOneWrap for LoRAX.
 	ZeroDialect ZeroPoint = iota
-	// ZeroPlusOne is stored + 1, so that all ones stand for 2ᵇ: what exllamav2 does with v1 checkpoints.
+	// ZeroPlusOne is stored + 1, so that all ones stand for 2ᵇ: what exllamav2 does with v1
+	// checkpoints.
 	ZeroPlusOne
-	// ZeroPlusOneWrap is (stored + 1) mod 2ᵇ, so that all ones stand for 0: what LoRAX does with v1 checkpoints.
+	// ZeroPlusOneWrap is (stored + 1) mod 2ᵇ, so that all ones stand for 0: what LoRAX does with v1
+	// checkpoints.
 	ZeroPlusOneWrap
 	// ZeroAsStored is for v2 checkpoints (checkpoint_format "gptq_v2").
 	ZeroAsStored
 )
 
-// GPTQOptions change how GPTQ tensors are read. The zero value is what exllamav2 does, for all widths.
+// GPTQOptions change how GPTQ tensors are read. The zero value is what exllamav2 does, for all
+// widths.
 type GPTQOptions struct {
 	// Bits is the width: 2, 3, 4 or 8. 0 means the one that the shapes of qweight and qzeros imply.
 	Bits int
-	// GroupSize is the number of rows of a group where g_idx does not say it. 0 means the smallest power of two with
-	// which the groups cover all rows.
+	// GroupSize is the number of rows of a group where g_idx does not say it. 0 means the smallest
+	// power of two with which the groups cover all rows.
 	GroupSize int
 	// Zero is the zero point convention of the checkpoint. The tensors do not show it.
 	Zero ZeroPoint
@@ -142,14 +147,15 @@ type GPTQOptions struct {
 	Dialect Dialect
 }
 
-// LoadGPTQ reads the GPTQ tensors key.qweight, key.qzeros, key.scales, and where they exist key.g_idx and key.bias. An
-// empty key stands for names without a prefix.
+// LoadGPTQ reads the GPTQ tensors key.qweight, key.qzeros, key.scales, and where they exist
+// key.g_idx and key.bias. An empty key stands for names without a prefix.
 //
-// Without g_idx, or when it is all zeros, groups are consecutive blocks of rows. Otherwise g_idx is taken at its word, also
-// if groups are of unequal size (which exllamav2 gets wrong). Scales and bias that are not in half precision are rounded to it.
+// Without g_idx, or when it is all zeros, groups are consecutive blocks of rows. Otherwise g_idx is
+// taken at its word, also if groups are of unequal size (which exllamav2 gets wrong). Scales and
+// bias that are not in half precision are rounded to it.
 //
-// A missing tensor or one that breaks the format gives a *[FormatError], several of them joined where that is known
-// at once.
+// A missing tensor or one that breaks the format gives a *[FormatError], several of them joined
+// where that is known at once.
 func LoadGPTQ(src Source, key string, opts GPTQOptions) (*QMatrix, error) {
 	l := loader{src, key}
 	m, err := l.gptqStructure(opts)
@@ -282,8 +288,8 @@ func (l loader) bad(suffix string, index int, format string, args ...any) error 
 	return e
 }
 
-// need checks that there is a tensor with so many dimensions, one of the types and all its data, and returns its
-// shape. What is wrong is added to errs.
+// need checks that there is a tensor with so many dimensions, one of the types and all its data,
+// and returns its shape. What is wrong is added to errs.
 func (l loader) need(errs *[]error, suffix string, dims int, types ...tensor.DType) []int {
 	fail := func(rule Rule, format string, args ...any) []int {
 		*errs = append(*errs, &FormatError{Tensor: l.name(suffix), Index: -1, Reason: fmt.Sprintf(format, args...), Rule: rule})
@@ -378,7 +384,8 @@ func appendInt32(dst []int32, b []byte) []int32 {
 	return append(dst, int32(binary.LittleEndian.Uint32(b)))
 }
 
-// readTensor reads all elements of a tensor. Memory is taken as data arrives, whatever size the source claims.
+// readTensor reads all elements of a tensor. Memory is taken as data arrives, whatever size the
+// source claims.
 func readTensor[T any](l loader, suffix string, size int, decode func([]T, []byte) []T) ([]T, error) {
 	name := l.name(suffix)
 	t, _ := l.src.Lookup(name)

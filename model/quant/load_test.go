@@ -46,7 +46,8 @@ func setCode(words []uint32, cols, c, i, bits int, code uint32) {
 	}
 }
 
-// TestEXL2Example is a small matrix that was computed by hand: 64 × 8, 32 rows of 5 bits and 32 of 3.
+// TestEXL2Example is a small matrix that was computed by hand: 64 × 8, 32 rows of 5 bits and 32 of
+// 3.
 func TestEXL2Example(t *testing.T) {
 	words, inv := make([]uint32, 8*8), make([]int32, 64)
 	scale := make([]uint32, 2)
@@ -123,8 +124,8 @@ func narrow(values []int32) []int16 {
 	return out
 }
 
-// TestGPTQExample is a small matrix that was computed by hand: 64 × 8, two groups with act-order, and a zero point
-// that programs read differently.
+// TestGPTQExample is a small matrix that was computed by hand: 64 × 8, two groups with act-order,
+// and a zero point that programs read differently.
 func TestGPTQExample(t *testing.T) {
 	words, zeros := make([]uint32, 8*8), make([]uint32, 2)
 	scales, index := make([]int16, 16), make([]int32, 64)
@@ -414,7 +415,8 @@ func TestDialect(t *testing.T) {
 	}
 }
 
-// fuzzTensors makes the named tensors from data: for each a type, its shape and its bytes, or others where the shape is absurd.
+// fuzzTensors makes the named tensors from data: for each a type, its shape and its bytes, or
+// others where the shape is absurd.
 func fuzzTensors(data []byte, names ...string) quant.TensorMap {
 	next := func() int64 {
 		if len(data) == 0 {

@@ -33,23 +33,25 @@ func (f Format) String() string {
 // MarshalText returns the name, so that JSON shows it.
 func (f Format) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// Group is a run of rows, in stored order, that share their width and, in each column, their scale and zero point.
+// Group is a run of rows, in stored order, that share their width and, in each column, their scale
+// and zero point.
 type Group struct {
 	Bits     int
 	FirstRow int // in stored order
 	Rows     int // may be 0 in a GPTQ matrix whose g_idx leaves a group out
 }
 
-// QMatrix is a quantized weight matrix of K rows and N columns. It is immutable and may be used by any number of
-// goroutines. It owns its memory.
+// QMatrix is a quantized weight matrix of K rows and N columns. It is immutable and may be used by
+// any number of goroutines. It owns its memory.
 type QMatrix struct {
 	format     Format
 	rows, cols int
 	groups     []Group
 	bias       []tensor.Float16 // nil if there is none
 
-	// words are the packed codes, [packed row][column]. The codes of a column are a stream of bits, lowest first. In EXL2
-	// rows are in stored order and a stream begins with each group; in GPTQ they are in natural order and there is one.
+	// words are the packed codes, [packed row][column]. The codes of a column are a stream of bits,
+	// lowest first. In EXL2 rows are in stored order and a stream begins with each group; in GPTQ
+	// they are in natural order and there is one.
 	words []uint32
 
 	// perm is from stored to natural row, inv the reverse. Both are nil if the orders are the same.
@@ -79,19 +81,19 @@ func (m *QMatrix) Cols() int { return m.cols }
 // Groups returns the groups in stored order. The caller owns the slice.
 func (m *QMatrix) Groups() []Group { return slices.Clone(m.groups) }
 
-// Permuted reports whether the stored order differs from the natural order: the reordering of EXL2, or the
-// act-order of GPTQ. It is false where there is a permutation that changes nothing.
+// Permuted reports whether the stored order differs from the natural order: the reordering of EXL2,
+// or the act-order of GPTQ. It is false where there is a permutation that changes nothing.
 func (m *QMatrix) Permuted() bool { return m.perm != nil }
 
-// Perm returns the natural row of each stored row: q_perm of EXL2, and for GPTQ the stable order by group. The caller
-// owns the slice.
+// Perm returns the natural row of each stored row: q_perm of EXL2, and for GPTQ the stable order by
+// group. The caller owns the slice.
 func (m *QMatrix) Perm() []int32 { return ordered(m.perm, m.rows) }
 
 // InvPerm returns the stored row of each natural row, q_invperm of EXL2. The caller owns the slice.
 func (m *QMatrix) InvPerm() []int32 { return ordered(m.inv, m.rows) }
 
-// GroupMap returns two numbers for each stored row: its group, and how many rows of the group are left from this one on.
-// That is q_group_map of exllamav2.
+// GroupMap returns two numbers for each stored row: its group, and how many rows of the group are
+// left from this one on. That is q_group_map of exllamav2.
 func (m *QMatrix) GroupMap() []int32 {
 	out := make([]int32, 0, 2*m.rows)
 	for g, group := range m.groups {
@@ -102,7 +104,8 @@ func (m *QMatrix) GroupMap() []int32 {
 	return out
 }
 
-// Bias returns the bias as float16 for each column, or nil if the matrix has none. The caller owns the slice.
+// Bias returns the bias as float16 for each column, or nil if the matrix has none. The caller owns
+// the slice.
 func (m *QMatrix) Bias() []byte {
 	if m.bias == nil {
 		return nil
@@ -124,12 +127,13 @@ func (m *QMatrix) BitsPerWeight() float64 {
 	return 8 * float64(m.Bytes()) / (float64(m.rows) * float64(m.cols))
 }
 
-// Dequantize writes the weights as float16 [K, N], in natural order, into dst, which must have 2·K·N bytes. It is bit for
-// bit the reconstruction of exllamav2 (except where [LoadGPTQ] says otherwise) and the reference for every backend.
-// The bias plays no part.
+// Dequantize writes the weights as float16 [K, N], in natural order, into dst, which must have
+// 2·K·N bytes. It is bit for bit the reconstruction of exllamav2 (except where [LoadGPTQ] says
+// otherwise) and the reference for every backend. The bias plays no part.
 func (m *QMatrix) Dequantize(dst []byte) error { return m.DequantizeRows(dst, 0, m.rows) }
 
-// DequantizeRows is Dequantize for the natural rows from first to first + n − 1; dst must have 2·n·N bytes.
+// DequantizeRows is Dequantize for the natural rows from first to first + n − 1; dst must have
+// 2·n·N bytes.
 func (m *QMatrix) DequantizeRows(dst []byte, first, n int) error {
 	if first < 0 || n < 0 || first > m.rows-n {
 		return fmt.Errorf("dequantize rows %d to %d: the matrix has %d", first, first+n-1, m.rows)
@@ -180,8 +184,8 @@ func (m *QMatrix) DequantizeRows(dst []byte, first, n int) error {
 	return nil
 }
 
-// locate returns the group of a natural row, the words that its stream begins with, and the bit in that stream (of
-// each column) where its code starts.
+// locate returns the group of a natural row, the words that its stream begins with, and the bit in
+// that stream (of each column) where its code starts.
 func (m *QMatrix) locate(k int) (g int, stream []uint32, bit int) {
 	i := k
 	if m.inv != nil {
@@ -194,7 +198,8 @@ func (m *QMatrix) locate(k int) (g int, stream []uint32, bit int) {
 	return g, m.words[m.starts[g]*m.cols:], (i - m.groups[g].FirstRow) * m.groups[g].Bits
 }
 
-// groupOf returns the group of a stored row: the last that starts at or before it, which is not an empty one.
+// groupOf returns the group of a stored row: the last that starts at or before it, which is not an
+// empty one.
 func (m *QMatrix) groupOf(i int) int {
 	return sort.Search(len(m.groups), func(g int) bool { return m.groups[g].FirstRow > i }) - 1
 }
@@ -243,10 +248,11 @@ func (m *QMatrix) zeroOf(dst []int32, g, first int) {
 	}
 }
 
-// setScales computes the scale of every group and code. If one overflows it returns the group and false.
+// setScales computes the scale of every group and code. If one overflows it returns the group and
+// false.
 //
-// The two roundings to half precision are those of exllamav2, which divides the maxima by 256 in half precision, often
-// into the subnormal range, before it multiplies with the squared code.
+// The two roundings to half precision are those of exllamav2, which divides the maxima by 256 in
+// half precision, often into the subnormal range, before it multiplies with the squared code.
 func (m *QMatrix) setScales(prescale float32) (int, bool) {
 	m.scaleTable = make([][16]float32, len(m.scaleMax))
 	for g, largest := range m.scaleMax {
@@ -275,7 +281,8 @@ func (m *QMatrix) setInvPerm(inv []int32) {
 	}
 }
 
-// setGroupIndex takes the checked group of every natural row and makes the groups and the stable order by group.
+// setGroupIndex takes the checked group of every natural row and makes the groups and the stable
+// order by group.
 func (m *QMatrix) setGroupIndex(index []int32, width, count int) {
 	m.groups = make([]Group, count)
 	for _, g := range index {
@@ -315,8 +322,8 @@ func halfBytes(h []tensor.Float16) []byte {
 	return out
 }
 
-// Tensors returns the tensors of the matrix as they are on disk, with names that start with key (see [LoadEXL2] and
-// [LoadGPTQ]). Loading them with the same options gives an equal matrix.
+// Tensors returns the tensors of the matrix as they are on disk, with names that start with key
+// (see [LoadEXL2] and [LoadGPTQ]). Loading them with the same options gives an equal matrix.
 func (m *QMatrix) Tensors(key string) TensorMap {
 	name := loader{key: key}.name
 	out := TensorMap{}

@@ -10,10 +10,12 @@ import (
 
 // EXL2Spec says how to quantize a matrix.
 type EXL2Spec struct {
-	// Groups are the widths and sizes in stored order: widths 2, 3, 4, 5, 6 or 8 and descending, rows a multiple of 32, all
-	// rows together K. FirstRow is not looked at. [MixGroups] makes them from fractions.
+	// Groups are the widths and sizes in stored order: widths 2, 3, 4, 5, 6 or 8 and descending,
+	// rows a multiple of 32, all rows together K. FirstRow is not looked at. [MixGroups] makes them
+	// from fractions.
 	Groups []Group
-	// Perm is the natural row of each stored row, so rows that need a large width come first. Nil means natural order.
+	// Perm is the natural row of each stored row, so rows that need a large width come first. Nil
+	// means natural order.
 	Perm []int32
 	// Bias is added to the matrix as it is: N float32, rounded to half precision. Nil means none.
 	Bias []float32
@@ -26,8 +28,9 @@ type Share struct {
 	Fraction  float64 // of all rows; rounded up to whole groups
 }
 
-// MixGroups divides k rows, a multiple of 32, as exllamav2's converter does: each share gets whole groups until its
-// fraction is covered or rows run out, and the last share gets what is left. So only the last group may be short.
+// MixGroups divides k rows, a multiple of 32, as exllamav2's converter does: each share gets whole
+// groups until its fraction is covered or rows run out, and the last share gets what is left. So
+// only the last group may be short.
 func MixGroups(k int, shares ...Share) ([]Group, error) {
 	if k <= 0 || k%32 != 0 || k > maxEXL2Rows {
 		return nil, fmt.Errorf("mix groups of %d rows: want a multiple of 32 up to %d", k, maxEXL2Rows)
@@ -55,13 +58,14 @@ func MixGroups(k int, shares ...Share) ([]Group, error) {
 	return groups, nil
 }
 
-// QuantizeEXL2 rounds a matrix of k rows and n columns in natural order to EXL2. Every scale becomes the better of the two
-// steps next to the one that covers its weights, and then every weight goes to the nearest code. Errors are not carried
-// over to other weights, so what the matrix will be used for plays no part. As in exllamav2's
-// converter, columns of zeros are added up to a multiple of 32, so [QMatrix.Cols] may be more than n.
+// QuantizeEXL2 rounds a matrix of k rows and n columns in natural order to EXL2. Every scale
+// becomes the better of the two steps next to the one that covers its weights, and then every
+// weight goes to the nearest code. Errors are not carried over to other weights, so what the matrix
+// will be used for plays no part. As in exllamav2's converter, columns of zeros are added up to a
+// multiple of 32, so [QMatrix.Cols] may be more than n.
 //
-// A weight that is not finite is an error, and so are weights so large that their scale is not finite in half
-// precision. Scales below the smallest half-precision number become 0.
+// A weight that is not finite is an error, and so are weights so large that their scale is not
+// finite in half precision. Scales below the smallest half-precision number become 0.
 func QuantizeEXL2(w []float32, k, n int, spec EXL2Spec) (*QMatrix, error) {
 	if k <= 0 || n <= 0 || k > maxEXL2Rows || n > maxDimension-32 || int64(len(w)) != int64(k)*int64(n) {
 		return nil, fmt.Errorf("quantize: %d weights for %d rows and %d columns", len(w), k, n)
@@ -161,8 +165,8 @@ func (q *quantizer) row(g, i int) []float32 {
 	return q.w[k*q.n:][:q.n]
 }
 
-// chooseMax sets the largest scale of a group. A reader divides it by 256 in half precision, where few bits are left of
-// small numbers; so it is rounded up to what survives that.
+// chooseMax sets the largest scale of a group. A reader divides it by 256 in half precision, where
+// few bits are left of small numbers; so it is rounded up to what survives that.
 func (q *quantizer) chooseMax(g int) {
 	group, ideal := q.m.groups[g], q.ideal[g*q.m.cols:][:q.m.cols]
 	for i := range group.Rows {
@@ -182,8 +186,9 @@ func (q *quantizer) chooseMax(g int) {
 	q.m.scaleMax[g] = tensor.Float16FromFloat32(256 * unit.Float32())
 }
 
-// chooseScales sets the scale codes of a group: of the two next to the ideal scale the one with the smaller sum of squared
-// errors. The lower cuts off the largest weights, the upper is coarser for all.
+// chooseScales sets the scale codes of a group: of the two next to the ideal scale the one with the
+// smaller sum of squared errors. The lower cuts off the largest weights, the upper is coarser for
+// all.
 func (q *quantizer) chooseScales(g int) {
 	m, group := q.m, q.m.groups[g]
 	top := float64(m.scaleTable[g][15])

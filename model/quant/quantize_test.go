@@ -57,9 +57,9 @@ func normal(rng *rand.Rand, n int, sigma float64) []float32 {
 	return out
 }
 
-// TestQuantizeRoundTrip quantizes normal weights, writes and reads a file, and compares with what rounding to the nearest step
-// must give: in groups of 128 the largest weight is about 2.7 standard deviations, so a step is 2.7·2/(2ᵇ−1) of them, and
-// the error of a rounding is step/√12.
+// TestQuantizeRoundTrip quantizes normal weights, writes and reads a file, and compares with what
+// rounding to the nearest step must give: in groups of 128 the largest weight is about 2.7 standard
+// deviations, so a step is 2.7·2/(2ᵇ−1) of them, and the error of a rounding is step/√12.
 func TestQuantizeRoundTrip(t *testing.T) {
 	const k, n = 512, 96
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -104,8 +104,9 @@ func TestQuantizeRoundTrip(t *testing.T) {
 	}
 }
 
-// TestQuantizeBound holds, for any matrix and mixture, that no weight is further from its code than the steps of scales and
-// codes explain, that padding is zero, and that groups and permutation are kept.
+// TestQuantizeBound holds, for any matrix and mixture, that no weight is further from its code than
+// the steps of scales and codes explain, that padding is zero, and that groups and permutation are
+// kept.
 func TestQuantizeBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		widths := []int{8, 6, 5, 4, 3, 2}
@@ -153,8 +154,8 @@ func TestQuantizeBound(t *testing.T) {
 					largest = max(largest, math.Abs(float64(v)))
 				}
 			}
-			// The range of codes ends a whole step above the largest weight of a column or, if the lower step was
-			// chosen, where (15/16)² or less of the scale ends.
+			// The range of codes ends a whole step above the largest weight of a column or, if the
+			// lower step was chosen, where (15/16)² or less of the scale ends.
 			bound := largest*(2/float64(int(1)<<g.Bits-1)+1-15.0*15/256) + 0x1p-14
 			for i := range g.Rows {
 				row := int(perm[g.FirstRow+i])
@@ -249,7 +250,8 @@ func TestInspect(t *testing.T) {
 		t.Errorf("%d layers, want 15", len(byKey))
 	}
 	layer := byKey["e854_mixed_groups"]
-	// 32·8 + 128·5 + 352·4 bits a column; 4 a group and column; q_perm and q_group_map, which this file has too.
+	// 32·8 + 128·5 + 352·4 bits a column; 4 a group and column; q_perm and q_group_map, which this
+	// file has too.
 	bytes := int64((32*8+128*5+352*4)*64/8 + 5*64/2 + 5*6 + 4*512 + 2*512 + 4*512)
 	want := quant.LayerInfo{
 		Key: "e854_mixed_groups", Format: quant.EXL2, Rows: 512, Cols: 64, Groups: 5, Permuted: true,

@@ -77,7 +77,8 @@ func (h *Header) Lookup(name string) (Tensor, bool) {
 	return h.Tensors[i], true
 }
 
-// InHeaderOrder returns the tensors in the order in which the header lists them, which need not be that of their data.
+// InHeaderOrder returns the tensors in the order in which the header lists them, which need not be
+// that of their data.
 func (h *Header) InHeaderOrder() []Tensor {
 	out := make([]Tensor, len(h.listed))
 	for i, at := range h.listed {

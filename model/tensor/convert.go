@@ -304,8 +304,8 @@ func (l *Loss) narrow4(a, b uint64) uint64 {
 		uint64(l.f16(uint32(b)))<<32 | uint64(l.f16(uint32(b>>32)))<<48
 }
 
-// narrowSmall is Float16FromFloat32, as bits, for magnitudes that do not overflow. It has no branch: whether a number
-// is normal is as good as random where this is used.
+// narrowSmall is Float16FromFloat32, as bits, for magnitudes that do not overflow. It has no
+// branch: whether a number is normal is as good as random where this is used.
 func narrowSmall(b uint32) uint64 {
 	mag := b & f32MagMask
 	normal := (mag + f32HalfUlp16 + mag>>f32DroppedTo16&1 - f32Rebias16) >> f32DroppedTo16

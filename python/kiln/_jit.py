@@ -91,7 +91,7 @@ def load(
         asked = text.encode()
     if build_directory:
         argv += ["--cache-dir", os.fspath(build_directory)]
-    # That variable speaks to whoever installs a package; this is its first use.
+    # EXLLAMA_NOCOMPILE is for the installation of a package; here its extension is needed.
     env = {k: v for k, v in os.environ.items() if k != "EXLLAMA_NOCOMPILE"}
     question = _question(argv, asked, env)
     answer = None if retry else _recall(build_directory, question)

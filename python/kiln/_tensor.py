@@ -1,4 +1,4 @@
-"""What kiln has to know of a tensor, whoever made it: torch, numpy, CuPy, or the caller with a bare address."""
+"""What kiln has to know of a tensor, made by torch, numpy, CuPy, or the caller with a bare address."""
 
 import sys
 

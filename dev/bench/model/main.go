@@ -6,11 +6,12 @@
 //	                        kiln     9.40  0.64    1.03  12.00     38 MB
 //	python safe_open → save_file    14.80  0.41    1.63  14.00   6230 MB
 //
-// It makes a job with the layers of a real model and random contents in a folder that it removes again, and runs every
-// program on it in turns, each with an empty page cache (where it may empty it) and with the output synced to disk at the end.
-// A virtual machine gives memory that nobody uses back to its host and gets it back slowly, page by page; so that every
-// program finds the same, the memory that the page cache will need is used once before each run.
-// It fails if kiln misses a goal: 1.05 of cat without hashing, 1.2 with, and 100 MB of memory.
+// It makes a job with the layers of a real model and random contents in a folder that it removes
+// again, and runs every program on it in turns, each with an empty page cache (where it may empty
+// it) and with the output synced to disk at the end. A virtual machine gives memory that is not
+// used back to its host and gets it back slowly, page by page; so that every program finds the
+// same, the memory that the page cache will need is used once before each run. It fails if kiln
+// misses a goal: 1.05 of cat without hashing, 1.2 with, and 100 MB of memory.
 package main
 
 import (
@@ -159,7 +160,8 @@ func (p *program) run(ctx context.Context) (result, error) {
 	return result{elapsed: time.Since(start), cpu: state.UserTime() + state.SystemTime(), rss: measure.PeakMemory(state)}, nil
 }
 
-// dropCaches writes out everything and empties the page cache; it reports whether that was possible.
+// dropCaches writes out everything and empties the page cache; it reports whether that was
+// possible.
 func dropCaches(ctx context.Context) bool {
 	return exec.CommandContext(ctx, "sh", "-c", "sync && echo 3 >/proc/sys/vm/drop_caches").Run() == nil
 }
@@ -228,8 +230,8 @@ func report(w io.Writer, size int64, programs []program, results [][]result) err
 	return nil
 }
 
-// pythonLoop is the original's way: all tensors of a shard in memory, then save_file. Its arguments are the working folder,
-// the source model and the output folder.
+// pythonLoop is the original's way: all tensors of a shard in memory, then save_file. Its arguments
+// are the working folder, the source model and the output folder.
 const pythonLoop = `
 import glob, json, os, struct, sys
 import numpy as np

@@ -1,6 +1,6 @@
-// Command benchquant compares kiln's products with 4-bit matrices on this processor with two others, in one run: numpy's
-// OpenBLAS, with the weights dequantized for every product or before, and ggml of llama.cpp with Q4_0 weights, as they are or
-// repacked for this processor:
+// Command benchquant compares kiln's products with 4-bit matrices on this processor with two
+// others, in one run: numpy's OpenBLAS, with the weights dequantized for every product or before,
+// and ggml of llama.cpp with Q4_0 weights, as they are or repacked for this processor:
 //
 //	cpu (amd64, avx512, threads: 2); numpy 2.4.6; load average before 0.10, after 1.90
 //
@@ -9,11 +9,13 @@
 //
 // GB/s are of quantized bytes, beside what the memory gives when it is only read.
 //
-// Each number is the fastest of many products. The programs take turns, so that a busy moment of the machine meets all of them.
-// ggml rounds activations to 8 bits, for which its error is 5e-3 where kiln's is 2e-4.
+// Each number is the fastest of many products. The programs take turns, so that a busy moment of
+// the machine meets all of them. ggml rounds activations to 8 bits, for which its error is 5e-3
+// where kiln's is 2e-4.
 //
-// It fails if kiln misses a goal: one row at 70 % of the speed at which memory is read, and ahead of both others for every
-// number of rows. Times of OpenBLAS alone, without dequantizing, are printed but are no goal.
+// It fails if kiln misses a goal: one row at 70 % of the speed at which memory is read, and ahead
+// of both others for every number of rows. Times of OpenBLAS alone, without dequantizing, are
+// printed but are no goal.
 package main
 
 import (

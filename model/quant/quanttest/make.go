@@ -1,6 +1,8 @@
-// Package quanttest has random quantized matrices and the suite that every [quant.Backend] must pass.
+// Package quanttest has random quantized matrices and the suite that every [quant.Backend] must
+// pass.
 //
-// A package with a backend has a test that calls [TestBackend], and a benchmark that calls [BenchmarkBackend].
+// A package with a backend has a test that calls [TestBackend], and a benchmark that calls
+// [BenchmarkBackend].
 package quanttest
 
 import (
@@ -12,8 +14,8 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// EXL2 returns the tensors, named without a prefix, of a random EXL2 matrix with n columns and the given groups: uniform
-// codes, scales of ordinary size and a random permutation.
+// EXL2 returns the tensors, named without a prefix, of a random EXL2 matrix with n columns and the
+// given groups: uniform codes, scales of ordinary size and a random permutation.
 func EXL2(rng *rand.Rand, n int, groups []quant.Group) quant.TensorMap {
 	var weight, scale, table, largest []byte
 	k, packed := 0, 0
@@ -40,8 +42,9 @@ func EXL2(rng *rand.Rand, n int, groups []quant.Group) quant.TensorMap {
 	}
 }
 
-// GPTQ returns the tensors, named without a prefix, of a random GPTQ matrix with uniform codes and zero points. Rows of a
-// group are consecutive; with actOrder there is a g_idx that puts them in random places.
+// GPTQ returns the tensors, named without a prefix, of a random GPTQ matrix with uniform codes and
+// zero points. Rows of a group are consecutive; with actOrder there is a g_idx that puts them in
+// random places.
 func GPTQ(rng *rand.Rand, k, n, bits, groupRows int, actOrder bool) quant.TensorMap {
 	count := (k + groupRows - 1) / groupRows
 	var scales []byte

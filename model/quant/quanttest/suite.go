@@ -15,12 +15,14 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// MaxRelError is the largest error of a product that TestBackend accepts, as the norm of the difference to the product in
-// float64 over the norm of that product. Sums in float32 and one rounding of the result give about 2e-4, and
-// about 3e-4 where weights are not rounded though those of the reference are.
+// MaxRelError is the largest error of a product that TestBackend accepts, as the norm of the
+// difference to the product in float64 over the norm of that product. Sums in float32 and one
+// rounding of the result give about 2e-4, and about 3e-4 where weights are not rounded though those
+// of the reference are.
 const MaxRelError = 5e-4
 
-// TestBackend runs the suite. newBackend is called once for each test; what it has to release it registers with Cleanup.
+// TestBackend runs the suite. newBackend is called once for each test; what it has to release it
+// registers with Cleanup.
 func TestBackend(t *testing.T, newBackend func(t testing.TB) quant.Backend) {
 	t.Helper()
 	all, err := samples()
@@ -61,7 +63,8 @@ func TestBackend(t *testing.T, newBackend func(t testing.TB) quant.Backend) {
 	})
 }
 
-// BenchmarkBackend measures products with 4096×4096 matrices. GB/s are of quantized bytes; the number of rows is m.
+// BenchmarkBackend measures products with 4096×4096 matrices. GB/s are of quantized bytes; the
+// number of rows is m.
 func BenchmarkBackend(b *testing.B, newBackend func(t testing.TB) quant.Backend) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const k, n = 4096, 4096
@@ -185,7 +188,8 @@ func (p *uploaded) reference(x []byte) *reference {
 	return r
 }
 
-// check compares a result with the reference. old is nil when it was overwritten, and so is bias for none.
+// check compares a result with the reference. old is nil when it was overwritten, and so is bias
+// for none.
 func (p *uploaded) check(t testing.TB, r *reference, got []byte, old, bias []float32, path quant.Path) {
 	t.Helper()
 	var diff, norm float64
@@ -199,8 +203,8 @@ func (p *uploaded) check(t testing.TB, r *reference, got []byte, old, bias []flo
 			want += float64(old[i])
 			size += math.Abs(float64(old[i]))
 		}
-		// One rounding of the result; sums in float32; and unless the path has rounded weights, those of the reference
-		// differ by half a unit each, which for subnormal ones is 2⁻²⁵.
+		// One rounding of the result; sums in float32; and unless the path has rounded weights,
+		// those of the reference differ by half a unit each, which for subnormal ones is 2⁻²⁵.
 		bound := math.Abs(want)*0x1p-11 + size*float64(p.k+2)*0x1p-24 + 0x1p-24
 		if path != quant.PathReconstruct {
 			bound += (size*0x1p-11 + r.inputs[i/p.n]*0x1p-25) * (1 + 0x1p-10)
@@ -212,7 +216,8 @@ func (p *uploaded) check(t testing.TB, r *reference, got []byte, old, bias []flo
 		diff += delta * delta
 		norm += want * want
 	}
-	// A bias or an old value may cancel the product and leave its error; then only the bound above says something.
+	// A bias or an old value may cancel the product and leave its error; then only the bound above
+	// says something.
 	if e := math.Sqrt(diff / norm); old == nil && bias == nil && e > MaxRelError {
 		t.Errorf("%d rows: relative error %.2e, want at most %.0e", r.rows, e, MaxRelError)
 	}
@@ -286,7 +291,8 @@ func testExtremes(t *testing.T, b quant.Backend) {
 		}
 		p := upload(t, b, m)
 		for _, path := range paths {
-			// Activations that overflow half-precision sums: all ±3e4, the signs those of the first column.
+			// Activations that overflow half-precision sums: all ±3e4, the signs those of the first
+			// column.
 			x := make([]byte, 0, 2*p.k)
 			for k := range p.k {
 				x = appendHalf(x, float32(math.Copysign(3e4, float64(p.weights[k*p.n]))))

@@ -1,8 +1,9 @@
-// Package library is what libkiln does, without C: quantized matrices that callers know by number, on the CPU and on
-// GPUs, and products with them in memory of the caller.
+// Package library is what libkiln does, without C: quantized matrices that callers know by number,
+// on the CPU and on GPUs, and products with them in memory of the caller.
 //
-// It serves cmd/libkiln, whose exported functions only convert arguments. Tensors are given as addresses, of main memory
-// or of a GPU; they are read while a matrix is made, never changed, and not needed afterwards.
+// It serves cmd/libkiln, whose exported functions only convert arguments. Tensors are given as
+// addresses, of main memory or of a GPU; they are read while a matrix is made, never changed, and
+// not needed afterwards.
 package library
 
 import (
@@ -76,7 +77,8 @@ type Request struct {
 	Tensors map[string]Tensor
 	// Device is where products are computed: a GPU, or Host.
 	Device int
-	// Stream is the CUDA stream that wrote the tensors: they are read after what it has queued. 0 is the default stream.
+	// Stream is the CUDA stream that wrote the tensors: they are read after what it has queued. 0
+	// is the default stream.
 	Stream uintptr
 }
 
@@ -104,7 +106,8 @@ type matrix struct {
 	freed bool
 }
 
-// Library is a table of matrices with the devices they are on. Its methods may be called by several threads at once.
+// Library is a table of matrices with the devices they are on. Its methods may be called by several
+// threads at once.
 type Library struct {
 	mu       sync.RWMutex
 	last     uint64
@@ -182,7 +185,8 @@ func (l *Library) Describe(device int) (string, error) {
 	return d.Name(), nil
 }
 
-// MakeEXL2 makes a matrix of q_weight, q_groups, q_scale, q_scale_max and, where they are given, q_invperm and bias.
+// MakeEXL2 makes a matrix of q_weight, q_groups, q_scale, q_scale_max and, where they are given,
+// q_invperm and bias.
 func (l *Library) MakeEXL2(r Request, opts quant.EXL2Options) (uint64, error) {
 	src, err := l.read(r)
 	if err != nil {
@@ -208,7 +212,8 @@ func (l *Library) MakeGPTQ(r Request, opts quant.GPTQOptions) (uint64, error) {
 	return l.add(r, m)
 }
 
-// read returns the tensors in main memory: those that are there already without a copy, as loading makes one anyway.
+// read returns the tensors in main memory: those that are there already without a copy, as loading
+// makes one anyway.
 func (l *Library) read(r Request) (quant.TensorMap, error) {
 	src := quant.TensorMap{}
 	for name, t := range r.Tensors {
@@ -232,7 +237,8 @@ func (l *Library) read(r Request) (quant.TensorMap, error) {
 	return src, nil
 }
 
-// bytes returns the data of a tensor, whose bytes are an even number as every type here has two or four.
+// bytes returns the data of a tensor, whose bytes are an even number as every type here has two or
+// four.
 func (l *Library) bytes(t Tensor, size int, stream uintptr) ([]byte, error) {
 	if t.Device == Host {
 		return unsafe.Slice((*byte)(t.Data), size), nil
@@ -322,7 +328,8 @@ func (l *Library) Free(handle uint64) error {
 	return m.weight.Close()
 }
 
-// Half is a dense, row-major half-precision matrix in memory of the caller, on the device of the quantized one.
+// Half is a dense, row-major half-precision matrix in memory of the caller, on the device of the
+// quantized one.
 type Half struct {
 	Data       unsafe.Pointer
 	Rows, Cols int64
@@ -347,7 +354,8 @@ func (h Half) check() error {
 	return nil
 }
 
-// Gemm computes out = x·W as [quant.Backend] says. On a GPU it queues the product on the stream and returns.
+// Gemm computes out = x·W as [quant.Backend] says. On a GPU it queues the product on the stream and
+// returns.
 func (l *Library) Gemm(handle uint64, out, x Half, opts quant.GemmOptions, stream uintptr) error {
 	m, err := l.find(handle)
 	if err != nil {
@@ -393,7 +401,8 @@ func borrow(s *cuda.Stream, h Half) (*cuda.Matrix, error) {
 	return s.Borrow(uintptr(h.Data), int(h.Rows), int(h.Cols))
 }
 
-// Dequantize writes the weights, [K, N] in natural order. On a GPU it queues that on the stream and returns.
+// Dequantize writes the weights, [K, N] in natural order. On a GPU it queues that on the stream and
+// returns.
 func (l *Library) Dequantize(handle uint64, out Half, stream uintptr) error {
 	m, err := l.find(handle)
 	if err != nil {

@@ -46,7 +46,8 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// TestFreeInUse: a matrix that is freed while others compute with it stays until they are done, and then it is gone.
+// TestFreeInUse: a matrix that is freed while others compute with it stays until they are done, and
+// then it is gone.
 func TestFreeInUse(t *testing.T) {
 	l := library.New()
 	rng := rand.New(rand.NewPCG(1, 2))

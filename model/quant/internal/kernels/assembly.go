@@ -11,7 +11,8 @@ import (
 // panelRows is how many rows of activations the assembly takes at once.
 const panelRows = 6
 
-// assembly is a set of functions without checks. Pointers to scales and sums are nil where there are none.
+// assembly is a set of functions without checks. Pointers to scales and sums are nil where there
+// are none.
 type assembly struct {
 	cols     int                                                             // of a block, always
 	mulCodes [9]func(y, x *float32, words *uint32, depth int, sums *float32) // by width

@@ -23,7 +23,8 @@ func code(p Piece, row, col int) int {
 	return v - 1<<(p.Bits-1)
 }
 
-// randomPiece has scales between 0.01 and 0.03, one subnormal and one zero, and shifts from −8 to 8.
+// randomPiece has scales between 0.01 and 0.03, one subnormal and one zero, and shifts from −8 to
+// 8.
 func randomPiece(rng *rand.Rand, bits, rows, cols int, shifted bool) Piece {
 	p := Piece{Bits: bits, Rows: rows, Cols: cols, Shifted: shifted}
 	p.Words = make([]uint32, p.Size())

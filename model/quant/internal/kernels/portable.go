@@ -55,9 +55,10 @@ func mulCodes(y, x []float32, p Piece, sums []float32) {
 	finish(y, acc, p, sums)
 }
 
-// mulTables looks products up instead of computing them. Without vector instructions a multiplication costs as much as a
-// load, so it pays to take several codes at once: a field of 8 bits is four codes of 2 bits, and a table with 256 entries
-// has the sum of their products with four activations. The table is filled once for all columns.
+// mulTables looks products up instead of computing them. Without vector instructions a
+// multiplication costs as much as a load, so it pays to take several codes at once: a field of 8
+// bits is four codes of 2 bits, and a table with 256 entries has the sum of their products with
+// four activations. The table is filled once for all columns.
 //
 //	width   field    codes in a field   fields in
 //	2 4 8   8 bits   4 2 1              1 word: 4
@@ -102,8 +103,8 @@ type tables struct {
 	of5 [32][32]float32
 }
 
-// fillTable writes, for every value of a field of len(x) codes, the sum of x times code − 2^(bits−1). The first code is
-// in the lowest bits.
+// fillTable writes, for every value of a field of len(x) codes, the sum of x times code −
+// 2^(bits−1). The first code is in the lowest bits.
 func fillTable(t, x []float32, bits int) {
 	n := 1 << bits
 	center := float32(n / 2)

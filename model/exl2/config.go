@@ -1,9 +1,9 @@
 package exl2
 
 import (
+	"errors"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -56,31 +56,27 @@ func lookup(root *value, under string, paths ...string) *value {
 
 // parseModel reads config.json's text. The model is usable only without problems.
 func parseModel(data []byte, path string) (*model, Problems) {
-	var ps Problems
-	bad := func(field, format string, args ...any) { ps.add(BadConfig, path, field, format, args...) }
-
-	root, err := parseJSON(data)
+	r := configReader{path: path}
+	var err error
+	if r.root, err = parseJSON(data); err == nil && r.root.kind != kObject {
+		err = errors.New("want an object")
+	}
 	if err != nil {
-		bad("", "%v", err)
-		return nil, ps
+		r.bad("", "%v", err)
+		return nil, r.ps
 	}
-	if root.kind != kObject {
-		bad("", "want an object")
-		return nil, ps
-	}
-
 	m := &model{}
-	names := root.get("architectures")
+	names := r.root.get("architectures")
 	if names == nil || names.kind != kArray || len(names.items) != 1 || names.items[0].kind != kString {
-		bad("architectures", "want a list with exactly one name")
-		return nil, ps
+		r.bad("architectures", "want a list with exactly one name")
+		return nil, r.ps
 	}
 	m.name = names.items[0].text
 	m.arch = findArchitecture(m.name)
 	m.known = m.arch != nil
 	if m.known {
 		for p, want := range m.arch.Match {
-			if v := lookup(&root, "", p); v == nil || v.kind != kString || v.text != want {
+			if v := lookup(&r.root, "", p); v == nil || v.kind != kString || v.text != want {
 				m.known = false
 			}
 		}
@@ -88,40 +84,64 @@ func parseModel(data []byte, path string) (*model, Problems) {
 	if !m.known {
 		m.arch = findArchitecture(fallbackArchitecture)
 	}
-	a := m.arch
+	r.arch = m.arch
+	r.sizes(m)
+	r.features(m)
+	r.checkSizes(m)
+	return m, r.ps
+}
 
-	// integer returns −1 for an absent field.
-	integer := func(under string, limit int, paths ...string) int {
-		v := lookup(&root, under, paths...)
-		if v == nil {
-			return -1
-		}
-		f := v.float()
-		if math.IsNaN(f) || f != math.Trunc(f) {
-			bad(paths[0], "want an integer")
-			return 0
-		}
-		if f < 0 || f > float64(limit) {
-			bad(paths[0], "%v is out of range", f)
-			return 0
-		}
-		return int(f)
-	}
-	pick := func(field string, candidates ...int) int {
-		for _, c := range candidates {
-			if c >= 0 {
-				return c
-			}
-		}
-		bad(field, "missing")
-		return 0
-	}
-	fallback := func(name string) int {
-		if d, ok := a.Defaults[name]; ok {
-			return d
-		}
+// configReader reads the fields of a configuration and collects what is wrong with them.
+type configReader struct {
+	root value
+	arch *architecture
+	path string
+	ps   Problems
+}
+
+func (r *configReader) bad(field, format string, args ...any) {
+	r.ps.add(BadConfig, r.path, field, format, args...)
+}
+
+// integer returns −1 for an absent field.
+func (r *configReader) integer(under string, limit int, paths ...string) int {
+	v := lookup(&r.root, under, paths...)
+	if v == nil {
 		return -1
 	}
+	f := v.float()
+	if math.IsNaN(f) || f != math.Trunc(f) {
+		r.bad(paths[0], "want an integer")
+		return 0
+	}
+	if f < 0 || f > float64(limit) {
+		r.bad(paths[0], "%v is out of range", f)
+		return 0
+	}
+	return int(f)
+}
+
+// pick returns the first candidate that is there.
+func (r *configReader) pick(field string, candidates ...int) int {
+	for _, c := range candidates {
+		if c >= 0 {
+			return c
+		}
+	}
+	r.bad(field, "missing")
+	return 0
+}
+
+// fallback returns the architecture's default, or −1 if it has none.
+func (r *configReader) fallback(name string) int {
+	if d, ok := r.arch.Defaults[name]; ok {
+		return d
+	}
+	return -1
+}
+
+// sizes reads the dimensions of the model.
+func (r *configReader) sizes(m *model) {
 	ratio := func(a, b int) int {
 		if a < 0 || b <= 0 {
 			return -1
@@ -129,81 +149,84 @@ func parseModel(data []byte, path string) (*model, Problems) {
 		return a / b
 	}
 	const text = "text_config"
-
-	m.layers = pick("num_hidden_layers", integer(text, maxLayers, "num_hidden_layers", "n_layers", "n_layer"))
-	m.hidden = pick("hidden_size", integer(text, maxDimension, "hidden_size", "d_model", "n_embd"))
-	m.vocab = pick("vocab_size", integer(text, maxDimension, "vocab_size"), fallback("vocab_size"))
-	heads := integer(text, maxDimension, "num_attention_heads", "n_heads", "n_head")
+	m.layers = r.pick("num_hidden_layers", r.integer(text, maxLayers, "num_hidden_layers", "n_layers", "n_layer"))
+	m.hidden = r.pick("hidden_size", r.integer(text, maxDimension, "hidden_size", "d_model", "n_embd"))
+	m.vocab = r.pick("vocab_size", r.integer(text, maxDimension, "vocab_size"), r.fallback("vocab_size"))
+	heads := r.integer(text, maxDimension, "num_attention_heads", "n_heads", "n_head")
 	if heads < 0 {
-		heads = fallback("num_attention_heads")
+		heads = r.fallback("num_attention_heads")
 	}
-	m.headDim = pick("head_dim", integer(text, maxDimension, "head_dim"), fallback("head_dim"), ratio(m.hidden, heads))
-	m.heads = pick("num_attention_heads", heads, ratio(m.hidden, m.headDim))
-	kv := integer(text, maxDimension, "num_key_value_heads", "attn_config.kv_n_heads")
-	if a.MultiQuery {
+	m.headDim = r.pick("head_dim", r.integer(text, maxDimension, "head_dim"), r.fallback("head_dim"), ratio(m.hidden, heads))
+	m.heads = r.pick("num_attention_heads", heads, ratio(m.hidden, m.headDim))
+	kv := r.integer(text, maxDimension, "num_key_value_heads", "attn_config.kv_n_heads")
+	if r.arch.MultiQuery {
 		kv = 1
 	}
-	m.kvHeads = pick("num_key_value_heads", kv, fallback("num_key_value_heads"), m.heads)
-	inter := integer(text, maxDimension, "intermediate_size", "ffn_config.ffn_hidden_size", "n_inner")
+	m.kvHeads = r.pick("num_key_value_heads", kv, r.fallback("num_key_value_heads"), m.heads)
+	inter := r.integer(text, maxDimension, "intermediate_size", "ffn_config.ffn_hidden_size", "n_inner")
 	if inter < 0 {
-		if n := fallback("intermediate_size_multiple_of_hidden"); n > 0 {
+		if n := r.fallback("intermediate_size_multiple_of_hidden"); n > 0 {
 			inter = n * m.hidden
 		}
 	}
-	if a.Router != "" {
-		m.experts = pick("num_experts", integer("", maxExperts, "num_local_experts", "ffn_config.moe_num_experts", "num_experts"))
-		m.inter = pick("intermediate_size", integer("", maxDimension, "moe_intermediate_size"), inter)
+	if r.arch.Router != "" {
+		m.experts = r.pick("num_experts", r.integer("", maxExperts, "num_local_experts", "ffn_config.moe_num_experts", "num_experts"))
+		m.inter = r.pick("intermediate_size", r.integer("", maxDimension, "moe_intermediate_size"), inter)
 	} else {
-		m.inter = pick("intermediate_size", inter)
+		m.inter = r.pick("intermediate_size", inter)
 	}
-	m.context = max(0, integer(text, math.MaxInt32, "max_sequence_length", "model_max_length", "max_position_embeddings", "max_seq_len", "n_positions"))
+	m.context = max(0, r.integer(text, math.MaxInt32, "max_sequence_length", "model_max_length", "max_position_embeddings", "max_seq_len", "n_positions"))
+}
 
+// features reads what the model has beside its dimensions: norms, scales, biases, a vision part.
+func (r *configReader) features(m *model) {
+	a := r.arch
 	m.qkNorm = a.QKNorm
-	if v := lookup(&root, "", "use_qk_norm"); v != nil {
+	if v := lookup(&r.root, "", "use_qk_norm"); v != nil {
 		if v.kind != kTrue && v.kind != kFalse {
-			bad("use_qk_norm", "want true or false")
+			r.bad("use_qk_norm", "want true or false")
 		}
 		m.qkNorm = v.kind == kTrue
 	}
 	m.scale = 1
-	if v := lookup(&root, "", "scale_emb", "embedding_multiplier"); v != nil {
+	if v := lookup(&r.root, "", "scale_emb", "embedding_multiplier"); v != nil {
 		m.scale = v.float()
 		if s32 := float32(m.scale); s32 == 0 || s32 != s32 || math.IsInf(float64(s32), 0) {
-			bad("scale_emb", "want a finite number other than zero")
+			r.bad("scale_emb", "want a finite number other than zero")
 			m.scale = 1
 		}
 	}
-
 	m.bias = map[string]bool{}
 	for _, b := range a.Bias {
 		m.bias[b] = true
 	}
-	attention := root.get("attention_bias").truthy()
+	attention := r.root.get("attention_bias").truthy()
 	if a.QKVBiasFromConfig {
 		m.bias["qkv"] = attention
 	} else if attention && !m.bias["qkv"] && !m.bias["o"] {
 		m.bias["qkv"], m.bias["o"] = true, true
 	}
-	if root.get("mlp_bias").truthy() {
+	if r.root.get("mlp_bias").truthy() {
 		m.bias["mlp"] = true
 	}
-	m.headOptional = a.HeadOptional || root.get("tie_word_embeddings").truthy()
-	vision := lookup(&root, "", "vision_config.model_type")
-	m.needsPreprocessor = a.VisionAlways || vision != nil
+	m.headOptional = a.HeadOptional || r.root.get("tie_word_embeddings").truthy()
+	m.needsPreprocessor = a.VisionAlways || lookup(&r.root, "", "vision_config.model_type") != nil
+}
 
+// checkSizes refuses dimensions that no model has.
+func (r *configReader) checkSizes(m *model) {
 	if m.layers*(12+3*m.experts) > maxParts {
-		bad("num_hidden_layers", "%d layers of %d experts are more than a model has", m.layers, m.experts)
+		r.bad("num_hidden_layers", "%d layers of %d experts are more than a model has", m.layers, m.experts)
 	}
 	for _, d := range []struct {
 		name string
 		n    int
 	}{{"hidden_size", m.hidden}, {"head_dim", m.headDim}, {"num_attention_heads", m.heads}, {"num_key_value_heads", m.kvHeads}} {
-		if d.n == 0 && !slices.ContainsFunc(ps, func(p Problem) bool { return p.Tensor == d.name }) {
-			bad(d.name, "is zero")
+		if d.n == 0 && !slices.ContainsFunc(r.ps, func(p Problem) bool { return p.Tensor == d.name }) {
+			r.bad(d.name, "is zero")
 		}
 	}
 	if m.heads*m.headDim > maxDimension {
-		bad("head_dim", "%s heads of %d are out of range", strconv.Itoa(m.heads), m.headDim)
+		r.bad("head_dim", "%d heads of %d are out of range", m.heads, m.headDim)
 	}
-	return m, ps
 }

@@ -3,11 +3,9 @@ package engine
 import (
 	"bufio"
 	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,8 +14,7 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// The journal is one file of lines: eight hexadecimal digits of a CRC-32C, a space, one JSON object. It is only
-// appended to. The first line says what the file is.
+// The journal is one file of lines, see [fsx.AppendRecord]. The first line says what the file is.
 //
 // A record is given to the system before the engine acts on it, so a killed process loses nothing that it
 // acted on. The file is synced in the background a second after a change at the latest, and before Run returns: a machine that
@@ -90,35 +87,13 @@ type record struct {
 	Snapshot *JobState `json:"snapshot,omitempty"`
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 func appendLine(dst []byte, r *record) []byte {
-	text, err := json.Marshal(r)
+	dst, err := fsx.AppendRecord(dst, r)
 	if err != nil {
 		// Only Outputs could do that, and it is checked before.
 		panic(fmt.Sprintf("engine: record of the journal: %v", err))
 	}
-	sum := crc32.Checksum(text, castagnoli)
-	dst = hex.AppendEncode(dst, []byte{byte(sum >> 24), byte(sum >> 16), byte(sum >> 8), byte(sum)})
-	dst = append(dst, ' ')
-	dst = append(dst, text...)
-	return append(dst, '\n')
-}
-
-// checkLine returns the JSON of a whole line, or nil.
-func checkLine(line []byte) []byte {
-	if len(line) < 10 || line[8] != ' ' || line[len(line)-1] != '\n' {
-		return nil
-	}
-	var sum [4]byte
-	if _, err := hex.Decode(sum[:], line[:8]); err != nil {
-		return nil
-	}
-	text := line[9 : len(line)-1]
-	if crc32.Checksum(text, castagnoli) != uint32(sum[0])<<24|uint32(sum[1])<<16|uint32(sum[2])<<8|uint32(sum[3]) {
-		return nil
-	}
-	return text
+	return dst
 }
 
 // readJournal applies the records to the book and returns where the last good one ends.
@@ -141,7 +116,7 @@ func readJournal(r io.Reader, b *book) (end int64, err error) {
 		if number == 1 {
 			first = line
 		}
-		text := checkLine(line)
+		text := fsx.CheckRecord(line)
 		switch {
 		case text == nil:
 			if torn == 0 {
@@ -166,7 +141,7 @@ func readJournal(r io.Reader, b *book) (end int64, err error) {
 		b.apply(&rec)
 		end = offset
 	}
-	// A first line that is not the beginning of ours was not torn: the file is somebody else's.
+	// A first line that is not the beginning of ours was not torn: another program wrote the file.
 	if torn == 1 && !bytes.HasPrefix(journalHeader, first) && len(bytes.Trim(first, "\x00")) > 0 {
 		return 0, errors.New("this is not a journal")
 	}

@@ -13,14 +13,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 const (
 	pullAttempts = 3
 	pullLimit    = 10 * time.Minute // for one attempt
+	pullPause    = 5 * time.Second  // after the first, twice that after the second
 	setupRepo    = "localhost/kiln-setup"
 )
 
@@ -102,28 +101,31 @@ func (c *Containers) image(ctx context.Context, name string, log io.Writer) (ima
 	return c.inspectImage(ctx, name)
 }
 
+// pull tries again what the network may have broken.
 func (c *Containers) pull(ctx context.Context, name string, log io.Writer) error {
-	attempt := 0
-	delays := backoff.NewExponentialBackOff()
-	delays.InitialInterval, delays.MaxInterval = 5*time.Second, time.Minute
-	_, err := backoff.Retry(ctx, func() (struct{}, error) {
-		attempt++
-		limited, cancel := context.WithTimeoutCause(ctx, pullLimit, fmt.Errorf("more than %v", pullLimit))
-		defer cancel()
-		_, err := c.call(limited, "pull "+name, log, "pull", name)
-		switch {
-		case err == nil:
-			return struct{}{}, nil
-		case ctx.Err() != nil, errors.Is(err, ErrNoImage), errors.Is(err, ErrNoRuntime), errors.Is(err, ErrRuntimeDown):
-			return struct{}{}, backoff.Permanent(err)
+	for attempt := 1; ; attempt++ {
+		err := c.pullOnce(ctx, name, log)
+		if err == nil {
+			return nil
+		}
+		final := ctx.Err() != nil || errors.Is(err, ErrNoImage) || errors.Is(err, ErrNoRuntime) || errors.Is(err, ErrRuntimeDown)
+		if final || attempt == pullAttempts {
+			return fmt.Errorf("%w (attempt %d of %d)", err, attempt, pullAttempts)
 		}
 		c.log.Warn("pull did not succeed", "image", name, "attempt", attempt, "err", err)
-		return struct{}{}, err
-	}, backoff.WithBackOff(delays), backoff.WithMaxTries(pullAttempts), backoff.WithMaxElapsedTime(0))
-	if err != nil {
-		return fmt.Errorf("%w (attempt %d of %d)", err, attempt, pullAttempts)
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(time.Duration(attempt) * pullPause):
+		}
 	}
-	return nil
+}
+
+func (c *Containers) pullOnce(ctx context.Context, name string, log io.Writer) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, pullLimit, fmt.Errorf("more than %v", pullLimit))
+	defer cancel()
+	_, err := c.call(ctx, "pull "+name, log, "pull", name)
+	return err
 }
 
 // setupTag names the image that commands make of another. The digest has all that decides its content.

@@ -2,8 +2,6 @@ package exl2
 
 import (
 	"bufio"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -12,11 +10,13 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // The journal records finished shards, so that an interrupted write goes on after the last of them.
-// It is append-only, one JSON object a line with a checksum; a line that was cut off by a crash is
-// dropped, and with it everything after.
+// Its lines are those of [fsx.AppendRecord]; one that was cut off by a crash is dropped, and with it
+// everything after.
 
 const journalName = "journal"
 
@@ -42,11 +42,6 @@ type shardRecord struct {
 	SHA256  string      `json:"sha256,omitempty"`
 	Tensors []string    `json:"tensors,omitempty"` // digests in the order of the plan
 	Values  []NonFinite `json:"values,omitempty"`
-}
-
-type journalLine struct {
-	Sum    string          `json:"sum"`
-	Record json.RawMessage `json:"rec"`
 }
 
 type journal struct{ f *os.File }
@@ -94,9 +89,8 @@ func readJournal(r io.Reader) (records []record, end int64, err error) {
 		if err != nil {
 			return nil, 0, err
 		}
-		var l journalLine
 		var rec record
-		if json.Unmarshal(line, &l) != nil || l.Sum != lineSum(l.Record) || json.Unmarshal(l.Record, &rec) != nil {
+		if text := fsx.CheckRecord(line); text == nil || json.Unmarshal(text, &rec) != nil {
 			return records, end, nil
 		}
 		records = append(records, rec)
@@ -104,22 +98,13 @@ func readJournal(r io.Reader) (records []record, end int64, err error) {
 	}
 }
 
-func lineSum(rec []byte) string {
-	sum := sha256.Sum256(rec)
-	return hex.EncodeToString(sum[:8])
-}
-
 // append writes a record and waits until it is on disk.
 func (j *journal) append(rec record) error {
-	body, err := json.Marshal(rec)
+	line, err := fsx.AppendRecord(nil, rec)
 	if err != nil {
 		return err
 	}
-	line, err := json.Marshal(journalLine{Sum: lineSum(body), Record: body})
-	if err != nil {
-		return err
-	}
-	if _, err := j.f.Write(append(line, '\n')); err != nil {
+	if _, err := j.f.Write(line); err != nil {
 		return err
 	}
 	return j.f.Sync()

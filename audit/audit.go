@@ -132,7 +132,7 @@ func (o *object) has(symbol string) bool {
 
 func (o *object) needsTorch() bool { return slices.ContainsFunc(o.Needed, torchLibrary) }
 
-// find adds a finding. Rules that are off give a finding nobody sees.
+// find adds a finding. Rules that are off give a finding that is not reported.
 func (c *checker) find(rule, file, format string, args ...any) *Finding {
 	r, ok := LookupRule(rule)
 	if !ok {

@@ -71,7 +71,7 @@ type elfSymbol struct {
 	defined bool
 }
 
-// strong says that the loader refuses the file if nobody defines the symbol.
+// strong says that the loader refuses the file if no library defines the symbol.
 func (s *elfSymbol) strong() bool { return !s.defined && elf.SymBind(s.bind) == elf.STB_GLOBAL }
 
 // exported says whether other files can use the symbol.

@@ -74,7 +74,7 @@ func moduleName(member string) string {
 func initFunction(module string) string {
 	for i := range len(module) {
 		if module[i] >= 0x80 {
-			return "" // PyInitU_ and punycode, which nobody uses
+			return "" // PyInitU_ and punycode, which are not in use
 		}
 	}
 	return "PyInit_" + module

@@ -130,7 +130,7 @@ var rules = []Rule{
 	},
 	{
 		RuleDigest, Error, "A file is not the one RECORD vouches for",
-		"The file was changed after RECORD was written: by a repair tool, by strip, or by somebody else.",
+		"The file was changed after RECORD was written: by a repair tool, by strip, or by an attacker.",
 		"Find out who changed it. If the change is wanted, repack the wheel; otherwise discard it.",
 	},
 	{
@@ -210,7 +210,7 @@ var rules = []Rule{
 	},
 	{
 		RuleRunPath, Warning, "A run path leads to the machine that built it",
-		"RPATH or RUNPATH has an absolute folder. On other machines it is useless at best; at worst somebody else can put a library there.",
+		"RPATH or RUNPATH has an absolute folder. On other machines it is useless at best; at worst another user can put a library there.",
 		"Link without -rpath, or with $ORIGIN; `patchelf --set-rpath` repairs a finished file.",
 	},
 	{

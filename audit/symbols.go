@@ -90,7 +90,7 @@ func (c *checker) torchRequirements() []wheel.Requirement {
 	return out
 }
 
-// A scope is where the loader looks for the symbols of one file: what is loaded for everybody,
+// A scope is where the loader looks for the symbols of one file: what is loaded for the whole process,
 // then everything the file needs, directly or not.
 type scope struct {
 	objects   []*object
@@ -131,7 +131,7 @@ func (c *checker) scopeOf(o *object, torch *Snapshot) *scope {
 	}
 	push(o.Needed, true)
 	if torch != nil {
-		// torch opens this library for everybody when it is imported.
+		// torch opens this library for the whole process when it is imported.
 		if deps := torch.Library("libtorch_global_deps.so"); deps != nil {
 			push(deps.Needed, false)
 		}
@@ -456,7 +456,7 @@ func (c *checker) reportSymbols(o *object, s *scope) []lookup {
 		home := c.torch.Provider(unlinked[0]).Soname
 		severity := Error
 		if o.Module == "" {
-			severity = Note // whoever loads it may have loaded the library for everybody
+			severity = Note // the program that loads it may have loaded the library before
 		}
 		c.findAs(severity, RuleSymbolUnlinked, o.Path, "undefined symbol: %s; %s has it, but is not among the needed libraries%s",
 			demangled(unlinked[0]), home, more(unlinked)).with(unlinked...)

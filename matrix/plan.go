@@ -100,7 +100,7 @@ type boundGroup struct {
 // publishedTorch are the rules about the builds of torch that PyTorch publishes.
 var publishedTorch = []string{compat.RuleTorchVersion, compat.RuleTorchOS, compat.RuleTorchCUDA, compat.RuleTorchROCm, compat.RuleTorchPython}
 
-// ownTorch reports whether the row's torch is one that somebody else built.
+// ownTorch reports whether the row's torch is one that others built.
 func (o origin) ownTorch() bool {
 	torch := torchSource(o.group.pkg, o.group.shared)
 	return torch.System.Value || torch.Path.IsSet()
@@ -456,7 +456,7 @@ func (p *planner) add(row Row, from origin) {
 	}
 	for _, f := range findings {
 		if f.Severity != compat.Error && slices.Contains(f.Axes, "arch") && !from.archIsWritten() {
-			continue // about kiln's own default, which nobody chose
+			continue // about kiln's own default, which the user did not choose
 		}
 		at := from.place(f.Axes...)
 		d := diag.Diagnostic{Severity: f.Severity, Rule: f.Rule, Message: f.Message, Hint: f.Fix, Pos: at.pos, Width: at.width}

@@ -140,7 +140,7 @@ type nodeDecoder interface {
 }
 
 func (t *Text) decodeNode(d *decoder, n *yaml.Node) {
-	t.place = d.place(n) // also of what is not text, so that nobody takes it for missing
+	t.place = d.place(n) // also of what is not text, so that it is not taken for missing
 	if s, ok := d.scalar(n); ok {
 		t.Value = s
 		if n.Tag != "!!str" {

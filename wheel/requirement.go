@@ -330,7 +330,7 @@ func (p *requirementParser) markerOperand() error {
 		return p.expected("a string with a closing quote")
 	}
 	// PEP 508 has no escapes. A backslash would mean one thing to a program in
-	// Python, which evaluates the literal, and another to everybody else.
+	// Python, which evaluates the literal, and another to all other programs.
 	if i := strings.IndexFunc(body[:end], func(r rune) bool { return r == '\\' || r != '\t' && unicode.IsControl(r) }); i >= 0 {
 		p.pos += 1 + i
 		return p.expected("a string without backslashes and control characters")

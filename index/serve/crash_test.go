@@ -2,7 +2,9 @@ package serve_test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -237,5 +239,95 @@ func TestUploadSlots(t *testing.T) {
 	}
 	if got := f.upload(f.form(wheel130, indextest.Wheel(t, wheel130, nil))); got.StatusCode != 200 {
 		t.Errorf("after the first: %d %s", got.StatusCode, got.body)
+	}
+}
+
+// slowUpload begins an upload and returns a function that sends the rest and one that gives the answer.
+func slowUpload(f *fixture, filename, secret string) (finish func(), done chan answer) {
+	f.t.Helper()
+	body, contentType := f.form(filename, indextest.Wheel(f.t, filename, nil)).encode(f.t)
+	r, w := net.Pipe()
+	req, err := http.NewRequestWithContext(f.t.Context(), http.MethodPost, f.http.URL+"/legacy/", r)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", contentType)
+	req.SetBasicAuth("__token__", secret)
+	done = make(chan answer, 1)
+	go func() { done <- f.send(req) }()
+	if _, err := w.Write(body[:len(body)/2]); err != nil { // returns when it was sent
+		f.t.Fatal(err)
+	}
+	return func() {
+		_, _ = w.Write(body[len(body)/2:])
+		_ = w.Close()
+	}, done
+}
+
+// TestUploadTokens: one token cannot take all places, and a token that is revoked during an upload is
+// worth nothing at its end.
+func TestUploadTokens(t *testing.T) {
+	f := newFixture(t, serve.Options{MaxUploads: 2, Stall: 30 * time.Second})
+	tokens, err := serve.OpenTokens(filepath.Join(f.dir, ".kiln", "tokens.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, made, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	finish, done := slowUpload(f, wheel128, other)
+	form := f.form(wheel130, indextest.Wheel(t, wheel130, nil))
+	form.secret = other
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		got := f.upload(form)
+		if got.StatusCode == 503 {
+			break
+		}
+		if got.StatusCode != 200 || time.Now().After(deadline) {
+			t.Fatalf("a second upload with the token: %d %s", got.StatusCode, got.body)
+		}
+	}
+	if got := f.upload(f.form(wheel130, indextest.Wheel(t, wheel130, nil))); got.StatusCode != 200 {
+		t.Errorf("an upload with another token: %d %s", got.StatusCode, got.body)
+	}
+	if err := tokens.Revoke(t.Context(), made.ID); err != nil {
+		t.Fatal(err)
+	}
+	finish()
+	if got := <-done; got.StatusCode != 401 {
+		t.Errorf("an upload whose token was revoked: %d %s", got.StatusCode, got.body)
+	}
+	if f.server.Catalog().Project("flash-attn").File(wheel128) != nil {
+		t.Error("its file is in the index")
+	}
+}
+
+// TestRefusedUpload: a client without a token is not asked for its file, and does not hold a connection by
+// sending a byte now and then.
+func TestRefusedUpload(t *testing.T) {
+	f := newFixture(t, serve.Options{Stall: 300 * time.Millisecond})
+	const head = "POST /legacy/ HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000000000\r\n"
+	for _, test := range []struct{ name, more string }{{"expects", "Expect: 100-continue\r\n"}, {"trickles", ""}} {
+		conn := f.dial()
+		if _, err := io.WriteString(conn, head+test.more+"\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		if test.more == "" {
+			go func() {
+				for ctx.Err() == nil {
+					_, _ = conn.Write([]byte{'x'})
+					time.Sleep(20 * time.Millisecond)
+				}
+			}()
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(15 * time.Second))
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		if !strings.Contains(line, " 401 ") {
+			t.Errorf("%s: %q %v", test.name, line, err)
+		}
+		stop()
+		_ = conn.Close()
 	}
 }

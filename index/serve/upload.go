@@ -34,7 +34,13 @@ import (
 const (
 	maxFormBytes = 4 << 20
 	maxFormParts = 200
-	maxDrain     = 4 << 30
+
+	// What is read of a refused upload, so that a client which sends before it reads gets the answer.
+	maxDrain     = 64 << 20
+	maxDrainTime = 10 * time.Second
+
+	// minUploadRate is what a client must send on average, in bytes a second.
+	minUploadRate = 16 << 10
 )
 
 // uploadBuffer is what an upload needs of memory, whatever the size of the file.
@@ -46,7 +52,8 @@ type uploader struct {
 	dir      string
 	lock     *fsx.FileLock
 	slots    chan struct{}
-	quota    sync.Mutex
+	quota    sync.Mutex       // guards the maps
+	running  map[string]int   // uploads by the ID of their token
 	reserved map[string]int64 // bytes of files on their way into the index, by project
 
 	fails failures
@@ -88,8 +95,8 @@ func newUploader(s *Server) (*uploader, error) {
 		return nil, fmt.Errorf("lock folder for uploads: %w", err)
 	}
 	return &uploader{
-		reserved: map[string]int64{},
-		server:   s, dir: dir, lock: lock, slots: make(chan struct{}, s.opts.MaxUploads),
+		reserved: map[string]int64{}, running: map[string]int{},
+		server: s, dir: dir, lock: lock, slots: make(chan struct{}, s.opts.MaxUploads),
 		bufs: sync.Pool{New: func() any { return new([uploadBuffer]byte) }},
 	}, nil
 }
@@ -112,12 +119,14 @@ func (u *uploader) close() error {
 // upload answers a POST in the format of PyPI's legacy API.
 func (s *Server) upload(w *recorder, r *http.Request) {
 	control := http.NewResponseController(w)
-	body := &steadyReader{r: r.Body, control: control, stall: s.opts.Stall}
+	body := &steadyReader{r: r.Body, control: control, stall: s.opts.Stall, begin: time.Now()}
 	change, err := s.receive(w, r, body)
 	if err != nil {
 		s.metrics.uploadsRefused.Add(1)
-		// A client that is still sending would see a broken connection instead of the answer.
-		_, _ = io.CopyN(io.Discard, body, maxDrain)
+		// Reading from a client that waits for "100 Continue" would make it send everything.
+		if body.read > 0 || !strings.EqualFold(r.Header.Get("Expect"), "100-continue") {
+			body.drain()
+		}
 	}
 	refusal := new(uploadError)
 	switch {
@@ -184,6 +193,11 @@ func (s *Server) receive(w *recorder, r *http.Request, body io.Reader) (index.Ch
 		return index.Change{}, err
 	}
 	w.token = token.ID
+	if !u.enter(token.ID) {
+		w.Header().Set("Retry-After", "10")
+		return index.Change{}, refuse(http.StatusServiceUnavailable, "too many uploads with this token at once; try again in a moment")
+	}
+	defer u.leave(token.ID)
 	select {
 	case u.slots <- struct{}{}:
 		defer func() { <-u.slots }()
@@ -199,7 +213,30 @@ func (s *Server) receive(w *recorder, r *http.Request, body io.Reader) (index.Ch
 	if err := form.read(r, body); err != nil {
 		return index.Change{}, err
 	}
+	if _, err := u.authenticate(w, r); err != nil { // it may have been revoked meanwhile
+		return index.Change{}, err
+	}
 	return form.publish()
+}
+
+// enter counts an upload with a token. One token has at most half of all places, so that it cannot
+// keep others from uploading.
+func (u *uploader) enter(token string) bool {
+	u.quota.Lock()
+	defer u.quota.Unlock()
+	if u.running[token] >= max(1, u.server.opts.MaxUploads/2) {
+		return false
+	}
+	u.running[token]++
+	return true
+}
+
+func (u *uploader) leave(token string) {
+	u.quota.Lock()
+	defer u.quota.Unlock()
+	if u.running[token]--; u.running[token] == 0 {
+		delete(u.running, token)
+	}
 }
 
 // authenticate finds the token of a request. A right one always works; who tries many wrong ones
@@ -289,7 +326,7 @@ func (f *uploadForm) discard() {
 
 // digestFields are the digests a client can send, besides SHA-256.
 var digestFields = map[string]func() hash.Hash{
-	"md5_digest":        md5.New,
+	"md5_digest": md5.New,
 	"blake2_256_digest": func() hash.Hash {
 		h, _ := blake2b.New256(nil) // fails for a long key only
 		return h
@@ -673,18 +710,32 @@ func hashFile(path string, h hash.Hash) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// steadyReader reads a body that may take as long as it likes but must not stop.
+// steadyReader reads a body that may take long but must neither stop nor trickle.
 type steadyReader struct {
 	r       io.Reader
 	control *http.ResponseController
 	stall   time.Duration
-	next    time.Time
+	begin   time.Time
+	read    int64     // bytes so far
+	next    time.Time // when the deadline is set again
 }
 
 func (s *steadyReader) Read(p []byte) (int, error) {
 	if now := time.Now(); now.After(s.next) {
-		_ = s.control.SetReadDeadline(now.Add(s.stall)) // not every connection has deadlines
+		deadline := s.begin.Add(s.stall + time.Duration(s.read)*(time.Second/minUploadRate))
+		if d := now.Add(s.stall); d.Before(deadline) {
+			deadline = d
+		}
+		_ = s.control.SetReadDeadline(deadline) // not every connection has deadlines
 		s.next = now.Add(s.stall / 16)
 	}
-	return s.r.Read(p)
+	n, err := s.r.Read(p)
+	s.read += int64(n)
+	return n, err
+}
+
+// drain reads what a refused client still sends, up to limits that more bytes do not extend.
+func (s *steadyReader) drain() {
+	_ = s.control.SetReadDeadline(time.Now().Add(min(s.stall, maxDrainTime)))
+	_, _ = io.CopyN(io.Discard, s.r, maxDrain)
 }

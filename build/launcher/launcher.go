@@ -211,7 +211,7 @@ func getenv(env []string, key string) string {
 
 // LookPath returns the first program of a name in a list of folders, "" if there is none.
 func LookPath(name, list string) string {
-	for _, dir := range strings.Split(list, ":") {
+	for dir := range strings.SplitSeq(list, ":") {
 		file := path.Join(dir, name)
 		if info, err := os.Stat(file); path.IsAbs(dir) && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
 			return file

@@ -113,7 +113,7 @@ func ccache(ctx context.Context, dir, maxSize string, args ...string) (string, e
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(pair string) bool { return strings.HasPrefix(pair, "CCACHE_") }),
+	cmd.Env = append(slices.DeleteFunc(cmd.Environ(), func(pair string) bool { return strings.HasPrefix(pair, "CCACHE_") }),
 		"CCACHE_DIR="+dir, "CCACHE_CONFIGPATH=/dev/null")
 	if maxSize != "" {
 		cmd.Env = append(cmd.Env, "CCACHE_MAXSIZE="+maxSize)

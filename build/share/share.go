@@ -18,6 +18,7 @@ import (
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/kiln-build/kiln/build/calls"
@@ -64,8 +65,8 @@ const (
 func Start(ctx context.Context, o Options) (_ *Session, err error) {
 	var ends []func() // in reverse
 	stop := func() {
-		for i := len(ends) - 1; i >= 0; i-- {
-			ends[i]()
+		for _, end := range slices.Backward(ends) {
+			end()
 		}
 	}
 	defer func() {

@@ -53,6 +53,7 @@ type Config struct {
 // Duration is a time such as "90s" in JSON.
 type Duration time.Duration
 
+// UnmarshalText implements [encoding.TextUnmarshaler].
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err == nil && v < 0 {

@@ -31,7 +31,8 @@ type Options struct {
 	// snapshot of the version that the local label (torch2.9.0) or the requirement
 	// (torch==2.9.0) names, if there is one.
 	Torch *Snapshot
-	// NoTorch compares with no torch, where that of the metadata is not the one that the wheel was built for.
+	// NoTorch compares with no torch, where that of the metadata is not the one that the wheel was
+	// built for.
 	NoTorch bool
 	// NoTable leaves out Report.WorksWith, which reads every builtin snapshot.
 	NoTable bool

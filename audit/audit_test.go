@@ -607,7 +607,8 @@ func TestParseSeverities(t *testing.T) {
 	}
 }
 
-// TestStored: a large member that is not compressed is read in its place, with the same result, and is still compared with RECORD.
+// TestStored: a large member that is not compressed is read in its place, with the same result, and
+// is still compared with RECORD.
 func TestStored(t *testing.T) {
 	large := module(elfMaker{needed: []string{"libc.so.6"}, undefined: []string{"f@GLIBC_2.17@libc.so.6"}, rodata: strings.Repeat("x", 9<<20)})
 	deflated := makeWheel(t, linuxWheel, map[string][]byte{moduleFile: large, "demo/large.txt": bytes.Repeat([]byte("y"), 9<<20)})
@@ -679,7 +680,7 @@ func TestLargeMembers(t *testing.T) {
 			}
 			got := check(audit.WithInMemory(opts, 1))
 			if name == "stored, damaged" && skip {
-				continue // what nobody reads to its end is not found to be damaged
+				continue // a member that is not read to its end is not found to be damaged
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("%s, SkipDigests %v (-small +large):\n%s", name, skip, diff)
@@ -713,7 +714,8 @@ func corruptMiddle(t *testing.T, archive []byte, name string) []byte {
 	return nil
 }
 
-// store packs an archive again without compression and data descriptors, each member changed by edit, if that is not nil.
+// store packs an archive again without compression and data descriptors, each member changed by
+// edit, if that is not nil.
 func store(t testing.TB, archive []byte, edit func(name string, data []byte) []byte) []byte {
 	t.Helper()
 	in, err := zip.NewReader(bytes.NewReader(archive), int64(len(archive)))

@@ -75,8 +75,9 @@ func inPlace(section *io.SectionReader) (*spooled, string, error) {
 	return &spooled{ReaderAt: section, size: section.Size()}, kind, nil
 }
 
-// spool reads src, which has about size bytes, to its end and writes it to sum. If it is a native file, it is
-// kept for reading at any place, in a file when it is large; otherwise the result is nil.
+// spool reads src, which has about size bytes, to its end and writes it to sum. If it is a native
+// file, it is kept for reading at any place, in a file when it is large; otherwise the result is
+// nil.
 func (p spooler) spool(ctx context.Context, src io.Reader, size int64, sum io.Writer) (*spooled, string, error) {
 	head := make([]byte, 8)
 	n, err := io.ReadFull(src, head)
@@ -151,7 +152,8 @@ const (
 	copyBlocks = 4
 )
 
-// copyAhead is copyContext with a goroutine of its own for reading, so that inflating does not wait for digests and the disk.
+// copyAhead is copyContext with a goroutine of its own for reading, so that inflating does not wait
+// for digests and the disk.
 func copyAhead(ctx context.Context, dst io.Writer, src io.Reader) (int64, error) {
 	g, ctx := errgroup.WithContext(ctx)
 	free, full := make(chan []byte, copyBlocks), make(chan []byte, copyBlocks)

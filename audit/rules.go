@@ -12,8 +12,8 @@ import (
 // Severity says how bad a finding is.
 type Severity = diag.Severity
 
-// The severities. Off drops the findings of a rule; an Error will not install, load or run somewhere
-// the wheel claims to.
+// The severities. Off drops the findings of a rule; an Error will not install, load or run
+// somewhere the wheel claims to.
 const (
 	Off     = diag.Off
 	Note    = diag.Note

@@ -90,8 +90,8 @@ func (c *checker) torchRequirements() []wheel.Requirement {
 	return out
 }
 
-// A scope is where the loader looks for the symbols of one file: what is loaded for the whole process,
-// then everything the file needs, directly or not.
+// A scope is where the loader looks for the symbols of one file: what is loaded for the whole
+// process, then everything the file needs, directly or not.
 type scope struct {
 	objects   []*object
 	libraries []*SnapshotLibrary

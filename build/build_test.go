@@ -450,7 +450,8 @@ packages:
 	}
 }
 
-// TestSweepTemps: files that a killed kiln was writing go with the next run, but not those that another one may be writing.
+// TestSweepTemps: files that a killed kiln was writing go with the next run, but not those that
+// another one may be writing.
 func TestSweepTemps(t *testing.T) {
 	p := newProject(t, map[string]string{
 		"packages.yml": `

@@ -57,22 +57,25 @@ type Options struct {
 	// Kiln is the path of the kiln program, which is static and is shown to the
 	// environments; empty means that nothing that needs it is done there.
 	Kiln string
-	// NoShare compiles everything from scratch: nothing is taken from the compile cache, and nothing is put into it.
+	// NoShare compiles everything from scratch: nothing is taken from the compile cache, and
+	// nothing is put into it.
 	NoShare bool
-	// VerifyShare is how many objects from the compile cache are compiled again in each row, chosen at random, and compared.
+	// VerifyShare is how many objects from the compile cache are compiled again in each row, chosen
+	// at random, and compared.
 	VerifyShare int
 	// CacheBytes is how large the compile cache may become; zero means 20 GB.
 	CacheBytes int64
 	// Remote is a compile cache that is shared with other machines; an empty address means none.
 	Remote share.RemoteCache
-	// SlotsDir is the folder in which all kilns of a machine say what their compilers use. The default is one
-	// in the system's folder for temporary files.
+	// SlotsDir is the folder in which all kilns of a machine say what their compilers use. The
+	// default is one in the system's folder for temporary files.
 	SlotsDir string
-	// Cluster, if set, makes the attempts on other machines, which call [RowRunner]; CPU and MemoryBytes are then what one row
-	// may use. StateDir, DistDir and Dir have to be at the same paths there.
+	// Cluster, if set, makes the attempts on other machines, which call [RowRunner]; CPU and
+	// MemoryBytes are then what one row may use. StateDir, DistDir and Dir have to be at the same
+	// paths there.
 	Cluster engine.Keeper
-	// Scratch is a folder of each machine's own for work folders and caches, which then are not in StateDir; empty means
-	// that they are.
+	// Scratch is a folder of each machine's own for work folders and caches, which then are not in
+	// StateDir; empty means that they are.
 	Scratch string
 	// HaveGPU says that tests may use a GPU of this machine.
 	HaveGPU bool
@@ -442,9 +445,9 @@ func (b *Builder) stillThere(_ engine.Job, result engine.Result) error {
 	return b.intact(out.Files)
 }
 
-// sweepTemps removes the files that a killed kiln was writing. Only attempts write calls, and none is
-// running. The other folders may be used by others as well, so a file there has to be older than any
-// writer takes.
+// sweepTemps removes the files that a killed kiln was writing. Only attempts write calls, and none
+// is running. The other folders may be used by others as well, so a file there has to be older than
+// any writer takes.
 func (b *Builder) sweepTemps() {
 	const longest = time.Hour
 	for dir, age := range map[string]time.Duration{

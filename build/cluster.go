@@ -53,8 +53,8 @@ func saveFailure(try *engine.Attempt, row *matrix.Row, err error) error {
 	}.Write(filepath.Join(try.Dir, failureName))
 }
 
-// explained returns the error of an attempt as its worker saw it. The file may be that of an earlier
-// start of the same attempt, which Slurm put back: it counts if it says the same.
+// explained returns the error of an attempt as its worker saw it. The file may be that of an
+// earlier start of the same attempt, which Slurm put back: it counts if it says the same.
 func (c *clusterRows) explained(try *engine.Attempt, err error) error {
 	if err == nil {
 		return nil
@@ -66,8 +66,8 @@ func (c *clusterRows) explained(try *engine.Attempt, err error) error {
 	return engine.Fail(engine.CauseOf(err), &RowError{Row: f.Row, Stage: f.Stage, Diagnosis: *f.Diagnosis, Log: f.Log, Err: errors.New(f.Error)})
 }
 
-// RowRunner makes attempts at rows that another process planned: the recipe is the job's payload. CPU and MemoryBytes are
-// what this process may use. It is for the workers of [Options.Cluster].
+// RowRunner makes attempts at rows that another process planned: the recipe is the job's payload.
+// CPU and MemoryBytes are what this process may use. It is for the workers of [Options.Cluster].
 func RowRunner(opts Options) engine.Runner {
 	return engine.Local(func(ctx context.Context, try *engine.Attempt) (result engine.Result, err error) {
 		recipe := &record.Recipe{}
@@ -81,7 +81,8 @@ func RowRunner(opts Options) engine.Runner {
 		if err := b.ownerID(); err != nil {
 			return engine.Result{}, err
 		}
-		// Other rows are built on this machine too. What is swept is only what an earlier attempt at this row left here.
+		// Other rows are built on this machine too. What is swept is only what an earlier attempt
+		// at this row left here.
 		sum := sha256.Sum256([]byte(try.Job.ID))
 		b.owner += "." + hex.EncodeToString(sum[:6])
 		if _, err := b.Sandboxes.Sweep(ctx, b.owner); err != nil {
@@ -96,7 +97,8 @@ func RowRunner(opts Options) engine.Runner {
 	})
 }
 
-// A record that another machine wrote may be seen late: a shared folder remembers for a while that a file was not there.
+// A record that another machine wrote may be seen late: a shared folder remembers for a while that
+// a file was not there.
 const (
 	recordPatience = 90 * time.Second
 	recordPause    = 2 * time.Second

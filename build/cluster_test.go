@@ -12,7 +12,8 @@ import (
 	"github.com/kiln-build/kiln/engine"
 )
 
-// elsewhere makes attempts as a cluster does, but in this process: all that comes back is what the worker left in the folder.
+// elsewhere makes attempts as a cluster does, but in this process: all that comes back is what the
+// worker left in the folder.
 type elsewhere struct {
 	*engine.LocalRunner
 	worker func() engine.Runner

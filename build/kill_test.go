@@ -30,7 +30,8 @@ import (
 // can be killed.
 const childEnv = "KILN_BUILD_CHILD"
 
-// programEnv names the kiln that the child puts before the compilers, so that rows share what they compile.
+// programEnv names the kiln that the child puts before the compilers, so that rows share what they
+// compile.
 const programEnv = "KILN_BUILD_PROGRAM"
 
 // buildChild is the program that gets killed. It returns its exit code.
@@ -170,7 +171,7 @@ func (p *project) leftovers() []string {
 }
 
 // TestKill kills a build of six rows at random moments until it has ended, and compares
-// the files with those of a build that nobody disturbed. make e2e-build kills 50 times.
+// the files with those of an undisturbed build. make e2e-build kills 50 times.
 func TestKill(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("what is left behind is counted in /proc")
@@ -183,8 +184,9 @@ func TestKill(t *testing.T) {
 	killBuild(t, p, kills)
 }
 
-// TestKillShared does the same with rows that share their compiles: kiln, and with it launchers, compilers and ccache, are killed
-// while they fill the cache, and what is taken from it later is right.
+// TestKillShared does the same with rows that share their compiles: kiln, and with it launchers,
+// compilers and ccache, are killed while they fill the cache, and what is taken from it later is
+// right.
 func TestKillShared(t *testing.T) {
 	if !e2e("share") {
 		t.Skip("KILN_E2E does not name share")

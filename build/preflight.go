@@ -47,7 +47,8 @@ func preflight(ctx context.Context, a *attempt) error {
 			return err
 		}
 	}
-	// After the toolkit: an image without it and without headers is the wrong image, not one that lacks headers.
+	// After the toolkit: an image without it and without headers is the wrong image, not one that
+	// lacks headers.
 	if a.Native && a.Row.Kind == "wheel" && !f.Headers {
 		return fault("python-headers", "the headers of Python are missing",
 			"install them; on Debian and Ubuntu: apt-get install python"+strings.TrimSuffix(a.Row.Python, "t")+"-dev",

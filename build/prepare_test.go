@@ -24,7 +24,8 @@ container) echo '[{"Id":"x","State":{"Running":false,"ExitCode":126,"StartedAt":
 esac
 `
 
-// A container that cannot be started is not an image without Python, and a fix for root has no sudo.
+// A container that cannot be started is not an image without Python, and a fix for root has no
+// sudo.
 func TestRuntimeBreaksBeforePython(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("the fault is injected by a shell script")

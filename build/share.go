@@ -51,7 +51,7 @@ func (b *Builder) startSharing(ctx context.Context) (*share.Session, error) {
 }
 
 // addCall counts one call of a compiler.
-func addCall(s *record.Compiles, r *launcher.Record) {
+func addCall(s *record.Compiles, r *launcher.Entry) {
 	s.Calls++
 	switch r.Result {
 	case launcher.Hit:
@@ -151,7 +151,8 @@ func newSharing(ctx context.Context, a *attempt, env map[string]string) (*sharin
 
 // nameLaunchers sets the variables by which builds are told their compilers.
 func nameLaunchers(row *matrix.Row, env map[string]string, tools map[string]launcher.Tool, bin string) {
-	// torch calls its device compiler by a path of its own, unless this says otherwise; for HIP too.
+	// torch calls its device compiler by a path of its own, unless this says otherwise; for HIP
+	// too.
 	compiler := "nvcc"
 	if row.ROCm != "" {
 		compiler = "hipcc"
@@ -173,8 +174,8 @@ func nameLaunchers(row *matrix.Row, env map[string]string, tools map[string]laun
 
 func (s *sharing) launcherConfig() string { return filepath.Join(s.shareDir(), "launcher.json") }
 
-// canonicalHeaders gives what lies elsewhere in each row a name that is the same in all: the packages of the virtual
-// environment, torch's where the image has it, and Python's own headers.
+// canonicalHeaders gives what lies elsewhere in each row a name that is the same in all: the
+// packages of the virtual environment, torch's where the image has it, and Python's own headers.
 func (s *sharing) canonicalHeaders() ([]launcher.Mapping, error) {
 	places := map[string]string{"python": s.facts.Include, "site": s.facts.SitePackages}
 	if t := s.facts.Torch; t != nil && t.File != "" {
@@ -223,9 +224,9 @@ func writeJSONFile(path string, v any) error {
 	return fsx.WriteFile(path, append(text, '\n'), 0o666)
 }
 
-// records takes what the launchers have written into the row's record and into the attempt's folder, also when the build
-// failed.
-func (s *sharing) records() ([]launcher.Record, error) {
+// records takes what the launchers have written into the row's record and into the attempt's
+// folder, also when the build failed.
+func (s *sharing) records() ([]launcher.Entry, error) {
 	if s == nil {
 		return nil, nil
 	}
@@ -252,7 +253,7 @@ func (s *sharing) records() ([]launcher.Record, error) {
 }
 
 // finish keeps what is needed to explain later, and verifies a sample.
-func (s *sharing) finish(ctx context.Context, records []launcher.Record) error {
+func (s *sharing) finish(ctx context.Context, records []launcher.Entry) error {
 	if s == nil || len(records) == 0 {
 		return nil
 	}
@@ -276,12 +277,13 @@ func axesOf(row *matrix.Row) map[string]string {
 	return axes
 }
 
-// verify compiles a random sample of what came from the cache again, without it, and compares the objects.
-func (s *sharing) verify(ctx context.Context, records []launcher.Record) error {
+// verify compiles a random sample of what came from the cache again, without it, and compares the
+// objects.
+func (s *sharing) verify(ctx context.Context, records []launcher.Entry) error {
 	if s.builder.VerifyShare == 0 {
 		return nil
 	}
-	var hits []launcher.Record
+	var hits []launcher.Entry
 	for _, r := range records {
 		if r.Result == launcher.Hit && r.Kept != "" {
 			hits = append(hits, r)

@@ -91,8 +91,8 @@ func repository(t *testing.T, dir string, files map[string]string, before ...[]s
 	git("commit", "--quiet", "--all", "--message", "two")
 }
 
-// TestSources builds from a git tag with a submodule, from an index and from an sdist with its hash,
-// each with another front-end.
+// TestSources builds from a git tag with a submodule, from an index and from an sdist with its
+// hash, each with another front-end.
 func TestSources(t *testing.T) {
 	root := t.TempDir()
 	mux := http.NewServeMux()
@@ -145,7 +145,7 @@ packages:
 			t.Errorf("%s: %+v", r.Row.ID, r.Record.Test)
 		}
 	}
-	// Everything is remembered: the next run asks nobody.
+	// Everything is remembered: the next run sends no request.
 	server.Close()
 	for _, r := range p.build().Rows {
 		if r.Status != engine.StatusReused {

@@ -18,7 +18,8 @@ import (
 type stage struct {
 	name  string
 	doing string
-	// makes says that the stage makes the files: it is skipped when those of an earlier build stand.
+	// makes says that the stage makes the files: it is skipped when those of an earlier build
+	// stand.
 	makes bool
 	run   func(context.Context, *attempt) error
 }

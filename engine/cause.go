@@ -15,25 +15,25 @@ type Cause string
 const (
 	// CauseFault is the job's own: a compile error, a failed test or audit. Never retried.
 	CauseFault Cause = "fault"
-	// CauseNetwork is a download that failed, a timeout, a wrong checksum. Up to three attempts, with
-	// a growing pause.
+	// CauseNetwork is a download that failed, a timeout, a wrong checksum. Up to three attempts,
+	// with a growing pause.
 	CauseNetwork Cause = "network"
-	// CauseMemory is an attempt that was killed for memory. One attempt with [Attempt.Shrink] 1, one with 2,
-	// then failed, with the measured peak.
+	// CauseMemory is an attempt that was killed for memory. One attempt with [Attempt.Shrink] 1,
+	// one with 2, then failed, with the measured peak.
 	CauseMemory Cause = "memory"
-	// CauseTime is a wall time limit. Up to three attempts; the next one finds in [Attempt.Previous] what
-	// was made, so that it goes on and does not begin again.
+	// CauseTime is a wall time limit. Up to three attempts; the next one finds in
+	// [Attempt.Previous] what was made, so that it goes on and does not begin again.
 	CauseTime Cause = "time"
 	// CauseDisk is a full disk. One more attempt, after [Options.CleanDisk].
 	CauseDisk Cause = "disk"
-	// CauseLost is an attempt that ended without the job's doing: a worker that vanished, a kiln that was killed.
-	// Up to five attempts.
+	// CauseLost is an attempt that ended without the job's doing: a worker that vanished, a kiln
+	// that was killed. Up to five attempts.
 	CauseLost Cause = "lost"
-	// CausePaused is an attempt that was stopped because its time on a machine was over, and not its own: the limit of
-	// a queue, or somebody with more right to the machine. Up to twenty attempts; the next one goes on with what was
-	// made, and is expected to take longer.
+	// CausePaused is an attempt that was stopped because its time on a machine was over, and not
+	// its own: the limit of a queue, or a job with a higher priority. Up to twenty attempts; the
+	// next one goes on with what was made, and is expected to take longer.
 	CausePaused Cause = "paused"
-	// CauseCanceled is somebody's wish. Not retried in this run.
+	// CauseCanceled: a person canceled it. Not retried in this run.
 	CauseCanceled Cause = "canceled"
 )
 
@@ -54,9 +54,10 @@ func Fail(cause Cause, err error) error {
 	return &failure{cause, err}
 }
 
-// CauseOf returns the cause that [Fail] gave to err. Without one it is found from what the error is: a full
-// disk or quota, a command that was killed (SIGKILL, or exit code 137, which a shell or container
-// makes of it), a network error, a context that ended. Everything else is [CauseFault]. The cause of nil is empty.
+// CauseOf returns the cause that [Fail] gave to err. Without one it is found from what the error
+// is: a full disk or quota, a command that was killed (SIGKILL, or exit code 137, which a shell or
+// container makes of it), a network error, a context that ended. Everything else is [CauseFault].
+// The cause of nil is empty.
 func CauseOf(err error) Cause {
 	if err == nil {
 		return ""

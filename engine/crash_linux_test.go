@@ -155,7 +155,8 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestDiskFull: when nothing can be remembered any more the run ends, and goes on when there is room again.
+// TestDiskFull: when nothing can be remembered any more the run ends, and goes on when there is
+// room again.
 func TestDiskFull(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounting a small file system needs root")

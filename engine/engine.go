@@ -1,26 +1,28 @@
-// Package engine runs jobs that need much memory and much time, and loses nothing in a crash.
-// It serves `kiln build`, `kiln status` and `kiln logs`: use the machine fully, never more than it has,
-// and go on after a stop where the work ended. It knows nothing of wheels, compilers or containers:
-// what a job is, only its [Runner] knows.
+// Package engine runs jobs that need much memory and much time, and loses nothing in a crash. It
+// serves `kiln build`, `kiln status` and `kiln logs`: use the machine fully, never more than it
+// has, and go on after a stop where the work ended. It knows nothing of wheels, compilers or
+// containers: what a job is, only its [Runner] knows.
 //
 // [Run] takes jobs with their needs and resources, and a state folder. Every change of a job goes
-// to a journal in that folder before the engine acts on it, so a run that was stopped by a signal, a
-// crash or a power cut is continued by calling Run again: jobs that are done are not run again, attempts
-// that have no end are lost and tried again with what they left in their folder.
+// to a journal in that folder before the engine acts on it, so a run that was stopped by a signal,
+// a crash or a power cut is continued by calling Run again: jobs that are done are not run again,
+// attempts that have no end are lost and tried again with what they left in their folder.
 //
 // # Which job starts next
 //
 // A job counts with its learned peak of memory plus a fifth, or with what it asks for as long as
 // nothing was learned. The counts of the running jobs never exceed the budget of memory, processors
-// and disk. Of the jobs that are ready, the one with the largest memory starts first, then the one that
-// took longest, then the one listed first. (Where memory has no limit, as on a cluster, the longest starts first.) If it does not fit, smaller ones that do may fill the gap;
-// but once eight jobs have passed it, nothing behind it starts until it has. A job that is larger than the
-// whole budget runs alone, with a warning.
+// and disk. Of the jobs that are ready, the one with the largest memory starts first, then the one
+// that took longest, then the one listed first. (Where memory has no limit, as on a cluster, the
+// longest starts first.) If it does not fit, smaller ones that do may fill the gap; but once eight
+// jobs have passed it, nothing behind it starts until it has. A job that is larger than the whole
+// budget runs alone, with a warning.
 //
 // # Which failure is tried again
 //
-// A runner says why an attempt failed with [Fail]; see [Cause] for what follows from it. Nothing else
-// stops because one job failed, except for the jobs that need it, unless [Options.FailFast] is set.
+// A runner says why an attempt failed with [Fail]; see [Cause] for what follows from it. Nothing
+// else stops because one job failed, except for the jobs that need it, unless [Options.FailFast] is
+// set.
 package engine
 
 import (
@@ -50,8 +52,8 @@ type Resources struct {
 
 // Job is one thing to be done. It is a value; the engine does not change it.
 type Job struct {
-	// ID is stable between runs and readable: it is the job's name in events, errors and folders, and
-	// what is learned is remembered by it.
+	// ID is stable between runs and readable: it is the job's name in events, errors and folders,
+	// and what is learned is remembered by it.
 	ID string `json:"id"`
 	// Digest stands for everything that the result depends on. A job whose ID and Digest have
 	// finished before is not run again. An empty Digest means: run it every time.
@@ -59,12 +61,13 @@ type Job struct {
 	// Class is shared by jobs that are alike. A job of which nothing was learned counts with the
 	// largest of its class. Empty means no class.
 	Class string `json:"class,omitempty"`
-	// Needs lists the IDs of jobs that must be done first. If one of them fails or is skipped, this job
-	// is skipped, with the reason.
+	// Needs lists the IDs of jobs that must be done first. If one of them fails or is skipped, this
+	// job is skipped, with the reason.
 	Needs []string `json:"needs,omitempty"`
 	// Resources is what the job asks for, and what it counts with while nothing was learned.
 	Resources Resources `json:"resources,omitzero"`
-	// WallLimit ends an attempt that takes longer, setup included, with [CauseTime]. Zero means no limit.
+	// WallLimit ends an attempt that takes longer, setup included, with [CauseTime]. Zero means no
+	// limit.
 	WallLimit time.Duration `json:"wall_limit,omitempty"`
 	// Payload is the runner's.
 	Payload json.RawMessage `json:"payload,omitempty"`
@@ -72,15 +75,15 @@ type Job struct {
 
 // Result is what an attempt used and made.
 type Result struct {
-	// PeakMemoryBytes and DiskBytes are measured; zero means not measured. They are used also when the
-	// attempt failed. See also [Attempt.Used].
+	// PeakMemoryBytes and DiskBytes are measured; zero means not measured. They are used also when
+	// the attempt failed. See also [Attempt.Used].
 	PeakMemoryBytes int64 `json:"peak_memory_bytes,omitempty"`
 	DiskBytes       int64 `json:"disk_bytes,omitempty"`
-	// Wall is how long the work took, where that is not the time that [Runner.Run] took: an attempt may
-	// have waited in a queue. Zero means that it is.
+	// Wall is how long the work took, where that is not the time that [Runner.Run] took: an attempt
+	// may have waited in a queue. Zero means that it is.
 	Wall time.Duration `json:"wall,omitempty"`
-	// Outputs is the runner's: it is kept in the journal and given back in the report, also by later runs that
-	// reuse it. It should be small: names and digests, not content.
+	// Outputs is the runner's: it is kept in the journal and given back in the report, also by
+	// later runs that reuse it. It should be small: names and digests, not content.
 	Outputs json.RawMessage `json:"outputs,omitempty"`
 }
 
@@ -100,19 +103,20 @@ const (
 
 // Options is how [Run] works. Runner and Dir must be set.
 type Options struct {
-	// Dir is the state folder, made if missing: the journal, the lock and the attempts' folders. One
-	// process at a time may use it; the error for a second one is a LockedError that names the first.
+	// Dir is the state folder, made if missing: the journal, the lock and the attempts' folders.
+	// One process at a time may use it; the error for a second one is a LockedError that names the
+	// first.
 	Dir string
 	// Runner does the work.
 	Runner Runner
-	// CPU is the number of processors that jobs may use at once. Zero means what the runner's [Capacity]
-	// says, or else all of this machine.
+	// CPU is the number of processors that jobs may use at once. Zero means what the runner's
+	// [Capacity] says, or else all of this machine.
 	CPU int
-	// MemoryBytes is the memory that jobs may use at once. Zero means what the runner's [Capacity] says,
-	// or else what is free on this machine, or in its control group, less a reserve.
+	// MemoryBytes is the memory that jobs may use at once. Zero means what the runner's [Capacity]
+	// says, or else what is free on this machine, or in its control group, less a reserve.
 	MemoryBytes int64
-	// DiskBytes is the space that jobs may use at once. Zero means what the runner's [Capacity] says,
-	// or else what is free at DiskPath when a job is to start, less 1 GiB.
+	// DiskBytes is the space that jobs may use at once. Zero means what the runner's [Capacity]
+	// says, or else what is free at DiskPath when a job is to start, less 1 GiB.
 	DiskBytes int64
 	// DiskPath is where the space is looked at; empty means Dir.
 	DiskPath string
@@ -120,17 +124,18 @@ type Options struct {
 	Jobs int
 	// FailFast cancels everything after the first job that failed for good.
 	FailFast bool
-	// RetryDelay is the pause before the second attempt after a network failure; it is tripled for each
-	// further one. Zero means 5 seconds.
+	// RetryDelay is the pause before the second attempt after a network failure; it is tripled for
+	// each further one. Zero means 5 seconds.
 	RetryDelay time.Duration
 	// Reuse is asked before the result of an earlier run is used again: an error makes the job run,
-	// and is logged as the reason. It is the place to look whether the outputs are still there. Nil means yes.
+	// and is logged as the reason. It is the place to look whether the outputs are still there. Nil
+	// means yes.
 	Reuse func(job Job, result Result) error
-	// CleanDisk is called, once at a time, before an attempt that follows a [CauseDisk]. Nil means that
-	// there is nothing to clean.
+	// CleanDisk is called, once at a time, before an attempt that follows a [CauseDisk]. Nil means
+	// that there is nothing to clean.
 	CleanDisk func(ctx context.Context) error
-	// OnEvent gets every event in order, one at a time, after its record is in the journal. It should return soon:
-	// nothing is scheduled meanwhile. Nil means nobody listens.
+	// OnEvent gets every event in order, one at a time, after its record is in the journal. It
+	// should return soon: nothing is scheduled meanwhile. Nil means that events are dropped.
 	OnEvent func(Event)
 	// Log gets what is not about a job's work. Nil discards.
 	Log *slog.Logger
@@ -151,8 +156,8 @@ type JobReport struct {
 	Reason string `json:"reason,omitempty"`
 	Cause  Cause  `json:"cause,omitempty"` // of a failed job
 	Err    error  `json:"-"`               // of a failed or canceled job
-	// Dir is the folder of the last attempt of this run or, for a reused job, of the earlier one. It is gone if
-	// the attempt left nothing in it. Empty if there was no attempt.
+	// Dir is the folder of the last attempt of this run or, for a reused job, of the earlier one.
+	// It is gone if the attempt left nothing in it. Empty if there was no attempt.
 	Dir string `json:"dir,omitempty"`
 }
 
@@ -176,8 +181,8 @@ func (r *Report) Count(states ...Status) int {
 	return n
 }
 
-// OK reports whether no job failed or was canceled. Skipped jobs are no failure by themselves; those that
-// were skipped because another failed come with it.
+// OK reports whether no job failed or was canceled. Skipped jobs are no failure by themselves;
+// those that were skipped because another failed come with it.
 func (r *Report) OK() bool { return r.Count(StatusFailed, StatusCanceled) == 0 }
 
 const (
@@ -191,9 +196,10 @@ const lockWait = 2 * time.Second
 
 // Run runs the jobs that are not done yet and returns when no attempt is running any more.
 //
-// Failed jobs are in the report and are not an error of Run. An error means that the work as a whole did
-// not go to its end: the jobs are not valid (no report then), the state folder cannot be used, or ctx ended, when the
-// error is its cause. With an error of the last kinds there is a report of what was done.
+// Failed jobs are in the report and are not an error of Run. An error means that the work as a
+// whole did not go to its end: the jobs are not valid (no report then), the state folder cannot be
+// used, or ctx ended, when the error is its cause. With an error of the last kinds there is a
+// report of what was done.
 func Run(ctx context.Context, jobs []Job, opts Options) (*Report, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)

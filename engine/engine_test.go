@@ -574,7 +574,8 @@ func TestLearned(t *testing.T) {
 	step(engine.Resources{CPU: 2, MemoryBytes: margin(2 * gb), DiskBytes: margin(gb)}, job)
 	peak = gb // everything was in a cache: the larger one still counts
 	step(engine.Resources{CPU: 2, MemoryBytes: margin(2 * gb), DiskBytes: margin(gb)}, job)
-	// Another of the class counts like it, one of no class with what it asks for, one that asks for nothing with its share.
+	// Another of the class counts like it, one of no class with what it asks for, one that asks for
+	// nothing with its share.
 	step(engine.Resources{CPU: 1, MemoryBytes: margin(2 * gb), DiskBytes: margin(gb)}, engine.Job{ID: "b", Class: "c", Resources: engine.Resources{MemoryBytes: 3 * gb}})
 	step(engine.Resources{CPU: 1, MemoryBytes: 3 * gb}, engine.Job{ID: "c", Resources: engine.Resources{MemoryBytes: 3 * gb}})
 	step(engine.Resources{CPU: 3, MemoryBytes: 12 * gb}, engine.Job{ID: "d", Resources: engine.Resources{CPU: 3}})
@@ -868,7 +869,7 @@ func TestLateEvents(t *testing.T) {
 	})
 	opts.OnEvent, opts.Jobs = rec.add, 1
 	mustRun(t, []engine.Job{{ID: "a"}, {ID: "b"}}, opts)
-	for range 1000 { // nobody reads any more, and nothing hangs
+	for range 1000 { // there is no reader any more, and nothing hangs
 		late.Stage("much too late")(nil)
 	}
 	if got := rec.lines(engine.EventStage); len(got) > 0 {

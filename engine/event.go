@@ -5,8 +5,9 @@ import "time"
 // EventKind is what an [Event] is about.
 type EventKind string
 
-// The kinds. A job has one submitted event; then either reused, or, for each attempt, started, its stages
-// and progress, and retry if there is another; and at the end exactly one of finished, failed, skipped or canceled.
+// The kinds. A job has one submitted event; then either reused, or, for each attempt, started, its
+// stages and progress, and retry if there is another; and at the end exactly one of finished,
+// failed, skipped or canceled.
 const (
 	EventSubmitted EventKind = "submitted"
 	EventStarted   EventKind = "started"

@@ -16,12 +16,13 @@ import (
 
 // The journal is one file of lines, see [fsx.AppendRecord]. The first line says what the file is.
 //
-// A record is given to the system before the engine acts on it, so a killed process loses nothing that it
-// acted on. The file is synced in the background a second after a change at the latest, and before Run returns: a machine that
-// loses power may run the jobs of that last second again. Nothing worse can follow, so no job ever waits for a disk.
+// A record is given to the system before the engine acts on it, so a killed process loses nothing
+// that it acted on. The file is synced in the background a second after a change at the latest, and
+// before Run returns: a machine that loses power may run the jobs of that last second again.
+// Nothing worse can follow, so no job ever waits for a disk.
 //
-// Lines at the end that are torn are dropped. A damaged line with a good one after it is an error, since
-// something that was known is not known any more.
+// Lines at the end that are torn are dropped. A damaged line with a good one after it is an error,
+// since something that was known is not known any more.
 
 // journalHeader is the first line. It has no time in it, so that a torn one is recognized.
 var journalHeader = appendLine(nil, &record{Kind: recordJournal, Format: journalFormat})
@@ -233,8 +234,8 @@ func (j *journal) add(r *record) {
 	j.buf = appendLine(j.buf, r)
 }
 
-// flush gives the buffer to the system. After an error it does nothing but return it: a line after half a line would
-// make the journal a damaged one.
+// flush gives the buffer to the system. After an error it does nothing but return it: a line after
+// half a line would make the journal a damaged one.
 func (j *journal) flush() error {
 	if len(j.buf) == 0 || j.err != nil {
 		j.buf = j.buf[:0]

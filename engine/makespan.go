@@ -59,7 +59,8 @@ func EstimateMakespan(loads []Load, c Cluster) Makespan {
 	return m
 }
 
-// longestFirst is the makespan of the usual rule: whenever something ends, the longest load that fits starts.
+// longestFirst is the makespan of the usual rule: whenever something ends, the longest load that
+// fits starts.
 func longestFirst(loads []Load, c Cluster) time.Duration {
 	slices.SortStableFunc(loads, func(a, b Load) int { return cmp.Compare(b.Wall, a.Wall) })
 	type running struct {

@@ -217,7 +217,8 @@ func TestSchedulerProperty(outer *testing.T) {
 			}
 		}
 
-		// A second run, canceled at some moment, and a third: nothing done is done again, and learned peaks hold.
+		// A second run, canceled at some moment, and a third: nothing done is done again, and
+		// learned peaks hold.
 		for _, limit := range []time.Duration{time.Duration(rapid.IntRange(0, 60).Draw(t, "cancel")) * time.Second, 0} {
 			clear(w.starts)
 			again, err := runInBubble(outer, limit, jobs, opts)
@@ -239,8 +240,8 @@ func TestSchedulerProperty(outer *testing.T) {
 	})
 }
 
-// TestCutProperty: a journal cut at any byte resumes to the same result, and what it still says to be
-// done is not done again.
+// TestCutProperty: a journal cut at any byte resumes to the same result, and what it still says to
+// be done is not done again.
 func TestCutProperty(outer *testing.T) {
 	dir := outer.TempDir()
 	n := 0

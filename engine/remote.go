@@ -18,9 +18,9 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// An attempt can be made by a worker on another machine that shares the attempt's folder: the runner calls [Attempt.Save],
-// starts a worker that calls [Work], and then [Attempt.Follow]. From then on the worker is
-// the folder's only writer.
+// An attempt can be made by a worker on another machine that shares the attempt's folder: the
+// runner calls [Attempt.Save], starts a worker that calls [Work], and then [Attempt.Follow]. From
+// then on the worker is the folder's only writer.
 
 const (
 	recipeName  = "attempt.json"
@@ -46,7 +46,8 @@ func (a *Attempt) Save() error {
 	return fsx.WriteFile(filepath.Join(a.Dir, recipeName), text, 0o666)
 }
 
-// Work makes the attempt that was saved in a folder, with a runner of this machine. See [Worker.Work].
+// Work makes the attempt that was saved in a folder, with a runner of this machine. See
+// [Worker.Work].
 func Work(ctx context.Context, dir string, runner Runner) error {
 	return (&Worker{Runner: runner}).Work(ctx, dir)
 }
@@ -55,14 +56,16 @@ func Work(ctx context.Context, dir string, runner Runner) error {
 type Worker struct {
 	// Runner does the work.
 	Runner Runner
-	// Name says who this is, such as "slurm job 12_3", and Start how often the same one was started before. A batch system
-	// that lost sight of a machine starts the job again elsewhere, while the first may still be at work: the larger
-	// Start is right, and the other one ends itself.
+	// Name says who this is, such as "slurm job 12_3", and Start how often the same one was started
+	// before. A batch system that lost sight of a machine starts the job again elsewhere, while the
+	// first may still be at work: the larger Start is right, and the other one ends itself.
 	Name  string
 	Start int
-	// Beat is how often the worker says that it is alive, and looks whether it is still wanted; zero means 10 seconds.
+	// Beat is how often the worker says that it is alive, and looks whether it is still wanted;
+	// zero means 10 seconds.
 	Beat time.Duration
-	// Unwanted, if set, is asked at every beat and before the work begins; an answer other than "" ends it.
+	// Unwanted, if set, is asked at every beat and before the work begins; an answer other than ""
+	// ends it.
 	Unwanted func() string
 }
 
@@ -79,18 +82,20 @@ type WorkerState struct {
 	Name  string `json:"name"`
 	Start int    `json:"start"`
 	Host  string `json:"host,omitempty"`
-	// Beats grows as long as the worker is alive. It is a count because the clocks of two machines differ.
+	// Beats grows as long as the worker is alive. It is a count because the clocks of two machines
+	// differ.
 	Beats int `json:"beats"`
 }
 
 const defaultBeat = 10 * time.Second
 
-// Work makes the attempt in a folder and leaves its events and its result there. Its error is not that of the
-// attempt, which is in the result, but one that kept the result from being written: [ErrEnded] and [ErrReplaced] if there is nothing for
-// this worker to do. The folder may have another path here than where it was saved, if those of earlier attempts
-// are beside it.
+// Work makes the attempt in a folder and leaves its events and its result there. Its error is not
+// that of the attempt, which is in the result, but one that kept the result from being written:
+// [ErrEnded] and [ErrReplaced] if there is nothing for this worker to do. The folder may have
+// another path here than where it was saved, if those of earlier attempts are beside it.
 //
-// The attempt's wall limit counts from here. When ctx ends with a cause of [Fail], that is the attempt's cause.
+// The attempt's wall limit counts from here. When ctx ends with a cause of [Fail], that is the
+// attempt's cause.
 func (w *Worker) Work(ctx context.Context, dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -205,7 +210,7 @@ func (w *Worker) claim(ctx context.Context, dir string) (*WorkerState, error) {
 		}
 	}
 	if before.Name != w.Name {
-		// The same attempt was submitted twice. Whoever is alive keeps it.
+		// The same attempt was submitted twice. The worker that is alive keeps it.
 		for range 3 {
 			if err := wait(); err != nil {
 				return nil, err
@@ -243,7 +248,8 @@ func (w *Worker) claim(ctx context.Context, dir string) (*WorkerState, error) {
 	return mine, nil
 }
 
-// beat says that the worker is alive until the work has returned, and ends ctx when the worker is not wanted any more.
+// beat says that the worker is alive until the work has returned, and ends ctx when the worker is
+// not wanted any more.
 func (w *Worker) beat(ctx context.Context, cancel context.CancelCauseFunc, returned <-chan struct{}, dir string, state *WorkerState) {
 	tick := time.NewTicker(w.Beat)
 	defer tick.Stop()
@@ -274,7 +280,8 @@ func (w *Worker) beat(ctx context.Context, cancel context.CancelCauseFunc, retur
 	}
 }
 
-// openEvents opens the list of events behind the last whole line: a worker that was killed may have left half of one.
+// openEvents opens the list of events behind the last whole line: a worker that was killed may have
+// left half of one.
 func openEvents(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
 	if err != nil {
@@ -305,7 +312,7 @@ func readWorker(dir string) (*WorkerState, error) {
 	return s, nil
 }
 
-// writeWorker does not sync: what a crash of the machine takes away, nobody is alive to stand for.
+// writeWorker does not sync: after a crash of the machine its worker is gone too.
 func writeWorker(dir string, s *WorkerState) error {
 	text, err := json.Marshal(s)
 	if err != nil {
@@ -321,8 +328,9 @@ func writeWorker(dir string, s *WorkerState) error {
 // Worker returns what the attempt's worker last said of itself, nil if there was none yet.
 func (a *Attempt) Worker() (*WorkerState, error) { return readWorker(a.Dir) }
 
-// Poll passes on what a worker's events have grown by, and returns its result if it is there. It is one
-// look of [Attempt.Follow], for runners that look themselves. It must not be called by two goroutines at once.
+// Poll passes on what a worker's events have grown by, and returns its result if it is there. It is
+// one look of [Attempt.Follow], for runners that look themselves. It must not be called by two
+// goroutines at once.
 func (a *Attempt) Poll() (result Result, ended bool, err error) {
 	// The result first: events that come after this look belong to the next.
 	o, err := readOutcome(a.Dir)
@@ -339,9 +347,10 @@ func (a *Attempt) Poll() (result Result, ended bool, err error) {
 	return result, true, err
 }
 
-// Follow passes on the events of a worker and returns its result once it is there. It looks every so often, and asks alive, which
-// may be nil, whether the worker is still there: if it is not, and has left no result either, the error is a [CauseLost]. An
-// error of alive is passed on. When ctx ends, Follow returns its cause at once; ending the worker is the runner's part.
+// Follow passes on the events of a worker and returns its result once it is there. It looks every
+// so often, and asks alive, which may be nil, whether the worker is still there: if it is not, and
+// has left no result either, the error is a [CauseLost]. An error of alive is passed on. When ctx
+// ends, Follow returns its cause at once; ending the worker is the runner's part.
 func (a *Attempt) Follow(ctx context.Context, every time.Duration, alive func(context.Context) (bool, error)) (Result, error) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()

@@ -2,7 +2,8 @@ package engine
 
 import "context"
 
-// Runner does the work of jobs. Package enginetest checks that an implementation keeps the promises below.
+// Runner does the work of jobs. Package enginetest checks that an implementation keeps the promises
+// below.
 //
 // All methods may be called from several goroutines at once, except for Sweep.
 type Runner interface {
@@ -15,34 +16,38 @@ type Runner interface {
 	// Run makes one attempt and returns when it has ended and nothing of it is left: no process, no
 	// container, no writer in a.Dir.
 	//
-	// When ctx ends, the attempt is to be ended, within seconds; the engine waits for that without a limit.
-	// The error should then be, or wrap, [context.Cause] of ctx.
+	// When ctx ends, the attempt is to be ended, within seconds; the engine waits for that without
+	// a limit. The error should then be, or wrap, [context.Cause] of ctx.
 	//
-	// A nil error means success. An error of [Skip] skips the job. Any other has a cause, see [CauseOf], that decides
-	// on another attempt. The measurements of the result count also with an error. A panic is a [CauseFault].
+	// A nil error means success. An error of [Skip] skips the job. Any other has a cause, see
+	// [CauseOf], that decides on another attempt. The measurements of the result count also with an
+	// error. A panic is a [CauseFault].
 	//
-	// Run is called once for an attempt, and never for two attempts of a job at the same time. It may write only to
-	// a.Dir, to the folders in a.Earlier, and where the job's payload says. What must outlive a crash of the machine
-	// it makes durable itself before it returns.
+	// Run is called once for an attempt, and never for two attempts of a job at the same time. It
+	// may write only to a.Dir, to the folders in a.Earlier, and where the job's payload says. What
+	// must outlive a crash of the machine it makes durable itself before it returns.
 	Run(ctx context.Context, a *Attempt) (Result, error)
 
 	// Sweep ends and removes whatever attempts of earlier, killed processes left behind: processes,
-	// containers, queued work. It is called once at the start of a run, before any attempt, and lists the attempts that have
-	// no end in the journal; there may be leftovers of others. After an error the run does not start. It must not
-	// touch what belongs to other state folders.
+	// containers, queued work. It is called once at the start of a run, before any attempt, and
+	// lists the attempts that have no end in the journal; there may be leftovers of others. After
+	// an error the run does not start. It must not touch what belongs to other state folders.
 	Sweep(ctx context.Context, lost []Lost) error
 }
 
-// Keeper is a runner whose attempts go on when the process that began them ends: those of a batch system.
+// Keeper is a runner whose attempts go on when the process that began them ends: those of a batch
+// system.
 type Keeper interface {
 	Runner
 
-	// Keep is asked before Sweep about attempts that have no end in the journal and whose jobs are still wanted, with the same digest.
-	// It returns those that are at work, that wait to be, or that have left a result since. They are not lost:
-	// Resume is called for each. The others are, and go to Sweep with the rest.
+	// Keep is asked before Sweep about attempts that have no end in the journal and whose jobs are
+	// still wanted, with the same digest. It returns those that are at work, that wait to be, or
+	// that have left a result since. They are not lost: Resume is called for each. The others are,
+	// and go to Sweep with the rest.
 	Keep(ctx context.Context, lost []Lost) ([]Lost, error)
 
-	// Resume is [Runner.Run] for an attempt that another process began. All that Run promises holds.
+	// Resume is [Runner.Run] for an attempt that another process began. All that Run promises
+	// holds.
 	Resume(ctx context.Context, a *Attempt) (Result, error)
 }
 
@@ -53,7 +58,8 @@ type Lost struct {
 	Dir    string
 }
 
-// Capacity is what a runner has. A zero field means that it uses this machine; a negative one that there is no limit.
+// Capacity is what a runner has. A zero field means that it uses this machine; a negative one that
+// there is no limit.
 type Capacity struct {
 	CPU         int
 	MemoryBytes int64
@@ -67,8 +73,8 @@ type Capacity struct {
 type LocalRunner struct {
 	// Func is [Runner.Run].
 	Func func(ctx context.Context, a *Attempt) (Result, error)
-	// OnSweep is [Runner.Sweep]; nil means that nothing can be left: the commands of package run end with
-	// this process.
+	// OnSweep is [Runner.Sweep]; nil means that nothing can be left: the commands of package run
+	// end with this process.
 	OnSweep func(ctx context.Context, lost []Lost) error
 }
 

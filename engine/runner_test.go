@@ -34,7 +34,8 @@ func init() {
 	}
 }
 
-// workers hands attempts to processes that know nothing but their folder, as a runner on a cluster does.
+// workers hands attempts to processes that know nothing but their folder, as a runner on a cluster
+// does.
 type workers struct{ *engine.LocalRunner }
 
 func newWorkers(t *testing.T) engine.Runner {

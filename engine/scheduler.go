@@ -28,7 +28,8 @@ var maxTries = map[Cause]int{CauseNetwork: 3, CauseMemory: 3, CauseTime: 3, Caus
 // maxShrink is the last step of [Attempt.Shrink].
 const maxShrink = 2
 
-// progressRecordPause is the least time between two records of an attempt's progress: they are for people who look from outside.
+// progressRecordPause is the least time between two records of an attempt's progress: they are for
+// people who look from outside.
 const progressRecordPause = 5 * time.Second
 
 // scheduler is one run. The goroutine of run owns all of it; attempts run in goroutines of their
@@ -50,7 +51,7 @@ type scheduler struct {
 	timer   *time.Timer // for delayed
 
 	messages chan message
-	over     chan struct{} // closed when nobody reads messages any more
+	over     chan struct{} // closed when messages are no longer read
 	work     context.Context
 	stopWork context.CancelCauseFunc
 	stopped  error // why nothing more is to be started
@@ -633,7 +634,8 @@ func callRunner(ctx context.Context, run func(context.Context, *Attempt) (Result
 	return result, err
 }
 
-// makeFolder makes an empty folder. What is there belongs to an attempt that nobody remembers.
+// makeFolder makes an empty folder. What is there belongs to an attempt that the journal does not
+// know.
 func makeFolder(dir string) error {
 	err := os.Mkdir(dir, 0o777)
 	if errors.Is(err, os.ErrExist) {

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// State is what the journal of a state folder says. It is a copy that nobody else changes.
+// State is what the journal of a state folder says. It is a copy that belongs to the caller.
 type State struct {
-	// Started and Ended are those of the last run, which PID on Host made. Ended is zero while it is at work, and
-	// when it was killed: [Active] tells which.
+	// Started and Ended are those of the last run, which PID on Host made. Ended is zero while it
+	// is at work, and when it was killed: [Active] tells which.
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended,omitzero"`
 	PID     int       `json:"pid,omitempty"`
@@ -32,8 +32,8 @@ type JobState struct {
 	Current bool   `json:"current,omitempty"`
 	Class   string `json:"class,omitempty"`
 	Status  Status `json:"status"`
-	// Attempt is the number of the last attempt, over all runs; zero if there was none. The other fields
-	// of this group are about it.
+	// Attempt is the number of the last attempt, over all runs; zero if there was none. The other
+	// fields of this group are about it.
 	Attempt int       `json:"attempt,omitempty"`
 	Digest  string    `json:"digest,omitempty"`
 	Shrink  int       `json:"shrink,omitempty"`
@@ -75,8 +75,8 @@ type Folder struct {
 	Digest  string `json:"digest"`
 }
 
-// learnedPeaks is of how many successes the largest peak counts: one that found everything in a cache
-// must not make the next one, which does not, look small.
+// learnedPeaks is of how many successes the largest peak counts: one that found everything in a
+// cache must not make the next one, which does not, look small.
 const learnedPeaks = 5
 
 // Learned is what successful attempts of a job used. The zero value means that nothing was learned.
@@ -140,8 +140,8 @@ func (s *State) Job(id string) *JobState {
 	return nil
 }
 
-// ReadState reads the journal of a state folder. It takes no lock: a run may be at work, and what it
-// has not completely written yet is left out. A folder without a journal has an empty state.
+// ReadState reads the journal of a state folder. It takes no lock: a run may be at work, and what
+// it has not completely written yet is left out. A folder without a journal has an empty state.
 func ReadState(dir string) (*State, error) {
 	f, err := os.Open(filepath.Join(dir, journalFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -158,7 +158,8 @@ func ReadState(dir string) (*State, error) {
 	return book.state(), nil
 }
 
-// folderName makes a file name of an ID. Names that are not an ID as it is end in a part of its hash.
+// folderName makes a file name of an ID. Names that are not an ID as it is end in a part of its
+// hash.
 func folderName(id string) string {
 	const limit = 120
 	clean := strings.Map(func(r rune) rune {

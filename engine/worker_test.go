@@ -39,7 +39,8 @@ func sleeper(d time.Duration, ended *error) engine.Runner {
 	})
 }
 
-// TestWorkerReplaced: a batch system starts a job again while the first worker, which it cannot see, is still at work.
+// TestWorkerReplaced: a batch system starts a job again while the first worker, which it cannot
+// see, is still at work.
 func TestWorkerReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := savedAttempt(t, engine.Job{ID: "a"})
@@ -77,7 +78,8 @@ func TestWorkerReplaced(t *testing.T) {
 	})
 }
 
-// TestWorkerTwice: the same attempt was submitted twice. The second leaves it to the first, or takes over if that is dead.
+// TestWorkerTwice: the same attempt was submitted twice. The second leaves it to the first, or
+// takes over if that is dead.
 func TestWorkerTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := savedAttempt(t, engine.Job{ID: "a"})
@@ -152,7 +154,8 @@ func TestWorkerEnds(t *testing.T) {
 	})
 }
 
-// TestWorkerTornEvents: a worker that was killed left half a line; the next one's events are read nevertheless.
+// TestWorkerTornEvents: a worker that was killed left half a line; the next one's events are read
+// nevertheless.
 func TestWorkerTornEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []string

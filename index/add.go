@@ -108,9 +108,9 @@ type candidate struct {
 	source   *NewFile // nil for listed files
 }
 
-// Add adds files to the index and updates the pages concerned. Files that are there already with the
-// same bytes are left alone. A file that must not be published is in the problems and
-// does not hinder the others, unless strict; the error is about the index itself.
+// Add adds files to the index and updates the pages concerned. Files that are there already with
+// the same bytes are left alone. A file that must not be published is in the problems and does not
+// hinder the others, unless strict; the error is about the index itself.
 //
 // Every file is read, hashed and checked: the archive is well-formed, name and version
 // are those of its metadata, and RECORD lists its content. The wheels are read before the
@@ -345,8 +345,8 @@ func (m *merge) note(i int) {
 	}
 }
 
-// buildName returns the name of a wheel without its local label. It is not ok for files that no view of one toolkit
-// and torch shows.
+// buildName returns the name of a wheel without its local label. It is not ok for files that no
+// view of one toolkit and torch shows.
 func buildName(f *File) (name string, ok bool) {
 	if f.Yanked || !f.IsWheel() || f.Variant != nil {
 		return "", false
@@ -359,8 +359,8 @@ func buildName(f *File) (name string, ok bool) {
 	return f.Filename, true
 }
 
-// rival returns a file that one of the views of one toolkit and torch cannot show together with f, and that
-// view: installers would choose between the two by the text of their labels.
+// rival returns a file that one of the views of one toolkit and torch cannot show together with f,
+// and that view: installers would choose between the two by the text of their labels.
 func (m *merge) rival(f *File) (view string, other *File) {
 	name, ok := buildName(f)
 	if !ok || len(m.byBuild[name]) == 0 {

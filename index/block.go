@@ -162,7 +162,7 @@ func (in interner) get(s string) string {
 }
 
 // parseBlock reads a block. Everything in it is checked again, as it becomes paths and
-// pages: the disk may have been written by somebody else.
+// pages: another program may have written to the disk.
 func parseBlock(block []byte, in interner) (*Project, error) {
 	if err := checkBlock(block); err != nil {
 		return nil, fmt.Errorf("block of the catalog %w", err)

@@ -167,7 +167,8 @@ func FuzzVariant(f *testing.F) {
 	})
 }
 
-// FuzzManifest: whatever a manifest says, what is accepted of it can be written to the catalog and read back.
+// FuzzManifest: whatever a manifest says, what is accepted of it can be written to the catalog and
+// read back.
 func FuzzManifest(f *testing.F) {
 	hash := `{"sha256":"` + strings.Repeat("ab", 32) + `"}`
 	for _, line := range []string{
@@ -205,7 +206,8 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// TestSamePage: two files of which pages say something else are not taken for the same, whatever the field.
+// TestSamePage: two files of which pages say something else are not taken for the same, whatever
+// the field.
 func TestSamePage(t *testing.T) {
 	base := File{
 		Filename: "a-1-py3-none-any.whl", Base: "https://x.org/", SHA256: Digest{1}, Size: 1, Metadata: Digest{2}, RequiresPython: ">=3", UploadTime: time.Unix(1, 0),

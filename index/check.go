@@ -30,8 +30,9 @@ type CheckOptions struct {
 
 // Finding is something that is wrong with an index, or a warning.
 type Finding struct {
-	// Rule is a stable short name: "page", "stray", "missing", "size", "hash", "metadata", "orphan",
-	// "unpublished", "differs", "views", "default", "linux-tag", "upload-time" or "catalog".
+	// Rule is a stable short name: "page", "stray", "missing", "size", "hash", "metadata",
+	// "orphan", "unpublished", "differs", "views", "default", "linux-tag", "upload-time" or
+	// "catalog".
 	Rule string `json:"rule"`
 	// Path is the file concerned, relative to the index, or a project.
 	Path string `json:"path"`
@@ -316,7 +317,8 @@ func (c *checker) checkFolder(rel string, pages []pageFile) error {
 	return nil
 }
 
-// WebFolders are the folders in an index that are left to pages for people. No view has such a name.
+// WebFolders are the folders in an index that are left to pages for people. No view has such a
+// name.
 var WebFolders = []string{"pick", "project", "static"}
 
 // checkStray looks for pages and hosted files that belong to nothing.
@@ -353,7 +355,7 @@ func (c *checker) checkStray() error {
 
 func (c *checker) stray(rule, path, rel, message string) {
 	f := c.find(rule, rel, "%s", message)
-	// Nobody is misled by bytes that are not listed.
+	// Bytes that are not listed mislead no client.
 	f.Warning = rule == "orphan" || fsx.IsTemp(filepath.Base(path))
 	if c.opts.Repair && os.Remove(path) == nil {
 		f.Repaired = true

@@ -95,8 +95,8 @@ func serve(t *testing.T, dir string) string {
 	return server.URL
 }
 
-// TestWrongWheel: builds of one version for which installers choose the wrong one on a flat page, by
-// the order of labels. The flat view shows that they do; the view of the combination, and the
+// TestWrongWheel: builds of one version for which installers choose the wrong one on a flat page,
+// by the order of labels. The flat view shows that they do; the view of the combination, and the
 // default view where it is declared, give the right one.
 func TestWrongWheel(t *testing.T) {
 	tests := []struct {
@@ -175,9 +175,9 @@ func TestWrongWheel(t *testing.T) {
 	}
 }
 
-// TestWrongInstall: what pip does on a machine that has torch 2.9.0, with a stand-in for PyPI and an index of CUDA
-// builds beside it. Each way of getting the wrong build on a flat page is shown to be one, and beside it is the way
-// that works.
+// TestWrongInstall: what pip does on a machine that has torch 2.9.0, with a stand-in for PyPI and
+// an index of CUDA builds beside it. Each way of getting the wrong build on a flat page is shown to
+// be one, and beside it is the way that works.
 func TestWrongInstall(t *testing.T) {
 	python := indextest.Tool(t, "python", "KILN_PYTHON")
 	dir := t.TempDir()

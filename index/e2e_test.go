@@ -18,7 +18,8 @@ import (
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
-// TestNginx: nginx with the lines of docs/index.md serves an index in both formats, compressed, to installers.
+// TestNginx: nginx with the lines of docs/index.md serves an index in both formats, compressed, to
+// installers.
 func TestNginx(t *testing.T) {
 	if !indextest.E2E() {
 		t.Skip("KILN_E2E does not name index")

@@ -9,12 +9,13 @@ import (
 	"github.com/kiln-build/kiln/wheel"
 )
 
-// Pin returns the wheels of one version of a project in the view, for every Python and platform. version is a version
-// with or without its label, or "" for the newest, where final releases count more than others. Yanked wheels are
-// taken only if version names the label. The error wraps [ErrNotFound] if there are none.
+// Pin returns the wheels of one version of a project in the view, for every Python and platform.
+// version is a version with or without its label, or "" for the newest, where final releases count
+// more than others. Yanked wheels are taken only if version names the label. The error wraps
+// [ErrNotFound] if there are none.
 //
-// A view with several builds of a version gives an error unless version names the label: which of them is the
-// right one, it cannot know.
+// A view with several builds of a version gives an error unless version names the label: which of
+// them is the right one, it cannot know.
 func (v *View) Pin(project, version string) ([]*File, error) {
 	files, ok := v.Files(project)
 	if !ok {
@@ -72,11 +73,12 @@ func (v *View) Pin(project, version string) ([]*File, error) {
 	return out, nil
 }
 
-// URL returns the URL of the view's repository in an index whose root is at that URL, which ends in "/".
+// URL returns the URL of the view's repository in an index whose root is at that URL, which ends in
+// "/".
 func (v *View) URL(root string) string { return root + pageFolder(v.Path, "") + "/" }
 
-// AppendPylock appends a lock file (PEP 751) that has one package: the given wheels, which are of one version. root
-// is the URL of the root of the index, ending in "/".
+// AppendPylock appends a lock file (PEP 751) that has one package: the given wheels, which are of
+// one version. root is the URL of the root of the index, ending in "/".
 func (v *View) AppendPylock(dst []byte, root, project string, files []*File) ([]byte, error) {
 	base, err := url.Parse(root)
 	if err != nil || base.Host == "" {

@@ -16,9 +16,9 @@ import (
 	"github.com/kiln-build/kiln/index/indextest"
 )
 
-// TestFault ends every kind of change before each single file that it would write, replace or remove. At
-// any of these moments every listed file is there; and whatever is done next, the
-// pages are then those of the catalog. It is what TestKill finds by luck.
+// TestFault ends every kind of change before each single file that it would write, replace or
+// remove. At any of these moments every listed file is there; and whatever is done next, the pages
+// are then those of the catalog. It is what TestKill finds by luck.
 func TestFault(t *testing.T) {
 	base := t.TempDir()
 	store := openStore(t, base)
@@ -138,8 +138,8 @@ func TestFault(t *testing.T) {
 	}
 }
 
-// TestIncremental makes changes at random, some of which are cut short. Only pages that change are written; after each
-// change they are all those of the catalog.
+// TestIncremental makes changes at random, some of which are cut short. Only pages that change are
+// written; after each change they are all those of the catalog.
 func TestIncremental(t *testing.T) {
 	for seed := range uint64(indextest.Scale(8, 200)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -177,8 +177,8 @@ func TestIncremental(t *testing.T) {
 	}
 }
 
-// TestNameReturns: a view gets its short name back when the one that contested it is gone, with the pages of projects
-// that did not change.
+// TestNameReturns: a view gets its short name back when the one that contested it is gone, with the
+// pages of projects that did not change.
 func TestNameReturns(t *testing.T) {
 	store := openStore(t, t.TempDir())
 	if err := store.SetConfig(t.Context(), index.Config{Aliases: true}); err != nil {

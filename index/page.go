@@ -567,7 +567,8 @@ func appendJSONString(dst []byte, s string) []byte {
 	return append(dst, '"')
 }
 
-// viewSummary is what catalog.json says of a project in one view. Each field is a list, separated by commas.
+// viewSummary is what catalog.json says of a project in one view. Each field is a list, separated
+// by commas.
 type viewSummary struct {
 	pythons, platforms, versions, arch string
 }

@@ -239,8 +239,8 @@ type manifestFile struct {
 	} `json:"_kiln"`
 }
 
-// metadataHash is the field "core-metadata": an object with the hash, true or false. Without the hash
-// it says nothing that could be passed on.
+// metadataHash is the field "core-metadata": an object with the hash, true or false. Without the
+// hash it says nothing that could be passed on.
 type metadataHash struct{ sha256 Digest }
 
 // UnmarshalJSON reads the field.
@@ -258,8 +258,8 @@ func (h *metadataHash) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// ReadManifest yields the files that a manifest lists: one JSON object a line, of the form that
-// PEP 691 gives to files ("filename", "url", "hashes", "size" and so on), so that the pages of another
+// ReadManifest yields the files that a manifest lists: one JSON object a line, of the form that PEP
+// 691 gives to files ("filename", "url", "hashes", "size" and so on), so that the pages of another
 // index can be used. The last part of "url" must be the file name. "built" adds "toolkit" and a
 // list "torch", "arch" a list of GPU architectures; "_kiln" is both, as kiln's own pages have it.
 // The sequence ends after an error.

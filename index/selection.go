@@ -16,8 +16,8 @@ type Selection struct {
 	Whole   bool // neither a version nor a file was named
 }
 
-// ParseSelection reads a file name or a requirement such as "flash-attn==2.8.3". glob, if not "", is a
-// pattern that the names of the files must match too.
+// ParseSelection reads a file name or a requirement such as "flash-attn==2.8.3". glob, if not "",
+// is a pattern that the names of the files must match too.
 func ParseSelection(arg, glob string) (s Selection, err error) {
 	if glob != "" {
 		if _, err := path.Match(glob, ""); err != nil {

@@ -93,8 +93,8 @@ func newEntry(p *Project, members membership, at *entry) *entry {
 
 func (st *state) names() []string { return slices.Sorted(maps.Keys(st.entries)) }
 
-// combinations returns those that projects have files for. Entries that change the answer must not be set
-// afterwards.
+// combinations returns those that projects have files for. Entries that change the answer must not
+// be set afterwards.
 func (st *state) combinations() []combination {
 	if st.known != nil {
 		return st.known

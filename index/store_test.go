@@ -491,7 +491,7 @@ func TestPublishDir(t *testing.T) {
 	}
 }
 
-// TestCheck finds and repairs what somebody did to the folder.
+// TestCheck finds and repairs what was changed in the folder by hand.
 func TestCheck(t *testing.T) {
 	store := openStore(t, t.TempDir())
 	publish(t, store, indextest.Wheels(t, fa128, fa130, pure)...)
@@ -645,8 +645,8 @@ func publisher() int {
 	return 0
 }
 
-// TestKill: a publisher is killed again and again. Whenever that happens, every listed file exists and
-// has its hash, and in the end everything is published.
+// TestKill: a publisher is killed again and again. Whenever that happens, every listed file exists
+// and has its hash, and in the end everything is published.
 func TestKill(t *testing.T) {
 	wheels, kills := indextest.Scale(16, 100), indextest.Scale(6, 100)
 	dir := t.TempDir()

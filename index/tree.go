@@ -52,8 +52,8 @@ func newTree(store *Store, durable bool, temp *atomic.Int64) *tree {
 	return &tree{store: store, dir: store.dir, durable: durable, temp: temp, gz: gz, made: map[string]bool{}}
 }
 
-// tempDir is where pages are written before they get their name. What a change that was cut short left
-// there is removed by the next.
+// tempDir is where pages are written before they get their name. What a change that was cut short
+// left there is removed by the next.
 func tempDir(dir string) string { return filepath.Join(dir, stateDir, "tmp") }
 
 func (t *tree) tempPath() string {
@@ -79,10 +79,10 @@ func (t *tree) pack(p *pageFile) error {
 	return err
 }
 
-// putFolder writes the pages of one folder, each with its compressed twin. In bulk, a folder that is
-// not there yet appears with all of them at once. like, if not "", is a folder that has the same
-// pages: they are linked, which costs no space and a fraction of the time. Pages are only
-// ever replaced as a whole, so that no change of one reaches the other.
+// putFolder writes the pages of one folder, each with its compressed twin. In bulk, a folder that
+// is not there yet appears with all of them at once. like, if not "", is a folder that has the same
+// pages: they are linked, which costs no space and a fraction of the time. Pages are only ever
+// replaced as a whole, so that no change of one reaches the other.
 func (t *tree) putFolder(rel, like string, pages []pageFile) error {
 	dir := t.path(rel)
 	if like != "" {
@@ -194,8 +194,8 @@ func same(path string, data []byte) bool {
 	return err == nil && bytes.Equal(old, data)
 }
 
-// replace makes data the content of path in one step, as a link to from if that is not "". What is durable
-// about it is the content; the folder has to be synced by the caller.
+// replace makes data the content of path in one step, as a link to from if that is not "". What is
+// durable about it is the content; the folder has to be synced by the caller.
 func (t *tree) replace(path, from string, data []byte) error {
 	if err := t.store.touch(path); err != nil {
 		return err

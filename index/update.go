@@ -31,9 +31,9 @@ import (
 //  6. the state, which says that the pages are done
 //  7. removal of hosted files that no page names any more
 //
-// A change that was cut short between 2 and 6 is found by the next one as blocks after the end of the
-// log that the state knows; a change of the configuration, which is written before all of this, by
-// its checksum. It is completed before the next one begins: only it knows which pages it wrote.
+// A change that was cut short between 2 and 6 is found by the next one as blocks after the end of
+// the log that the state knows; a change of the configuration, which is written before all of this,
+// by its checksum. It is completed before the next one begins: only it knows which pages it wrote.
 type update struct {
 	store  *Store
 	st     *state // as found
@@ -489,8 +489,8 @@ func (u *update) writeProjects(old, next *state, oldRoots, roots map[string][]st
 	})
 }
 
-// sameHead reports whether pages say the same of two states of a project, apart from its files. Of a project with
-// variants they never do, as the pages of one version depend on all its files.
+// sameHead reports whether pages say the same of two states of a project, apart from its files. Of
+// a project with variants they never do, as the pages of one version depend on all its files.
 func (p *Project) sameHead(was *Project) bool {
 	variant := func(f File) bool { return f.Variant != nil }
 	return p.DisplayName == was.DisplayName && p.status() == was.status() && p.StatusReason == was.StatusReason &&
@@ -722,8 +722,8 @@ func (u *update) reopen() (err error) {
 	return err
 }
 
-// fanOut calls do for the numbers below n on so many goroutines, whose own number it gets too. After an error it
-// begins no more calls.
+// fanOut calls do for the numbers below n on so many goroutines, whose own number it gets too.
+// After an error it begins no more calls.
 func fanOut(workers, n int, do func(worker, i int) error) error {
 	workers = min(workers, n)
 	if workers == 1 {

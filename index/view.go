@@ -76,8 +76,8 @@ func (c Coordinates) validate() error {
 	return nil
 }
 
-// ParseLabel reads the coordinates from a local version label in any of the spellings in
-// use: cu128.torch2.9.0, cu.12.8.torch.2.9, cu128torch2.9, cu12torch2.8cxx11abitrue, rocm6.4.torch2.9,
+// ParseLabel reads the coordinates from a local version label in any of the spellings in use:
+// cu128.torch2.9.0, cu.12.8.torch.2.9, cu128torch2.9, cu12torch2.8cxx11abitrue, rocm6.4.torch2.9,
 // pt28.cu128, cpu. What it does not know it leaves out. The label must be in its normal form.
 func ParseLabel(local string) Coordinates {
 	var c Coordinates

@@ -340,7 +340,7 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// TestRaceOfFailures: those who waited for a build that failed do not try it again.
+// TestRaceOfFailures: callers that waited for a build that failed do not try it again.
 func TestRaceOfFailures(t *testing.T) {
 	t.Parallel()
 	p := newProject(t)

@@ -9,7 +9,8 @@ import (
 
 // CacheSettings are `cache` of packages.yml.
 type CacheSettings struct {
-	// Remote is the address of a compile cache that machines share, as [ParseCacheAddress] reads it; empty if there is none.
+	// Remote is the address of a compile cache that machines share, as [ParseCacheAddress] reads
+	// it; empty if there is none.
 	Remote string
 }
 
@@ -27,8 +28,9 @@ type CacheAddress struct {
 // errCacheCredentials is the error for an address that holds a secret: its text must not be shown.
 var errCacheCredentials = errors.New("the address holds credentials; they belong into the environment")
 
-// ParseCacheAddress reads http://HOST/PATH, https://HOST/PATH or redis://HOST:PORT/DB with ccache's attributes behind bars, such as
-// https://cache.example.org/kiln|layout=bazel|read-only=true. Credentials are refused, and no error repeats what might be one.
+// ParseCacheAddress reads http://HOST/PATH, https://HOST/PATH or redis://HOST:PORT/DB with ccache's
+// attributes behind bars, such as https://cache.example.org/kiln|layout=bazel|read-only=true.
+// Credentials are refused, and no error repeats what might be one.
 func ParseCacheAddress(text string) (*CacheAddress, error) {
 	parts := strings.Split(text, "|")
 	address := strings.TrimSpace(parts[0])

@@ -7,8 +7,9 @@ package matrix
 
 // Document is packages.yml as a whole.
 //
-// It has the map `packages`; `cache` says where compiles are shared, `publish` and `workflow` are for what comes after the
-// build. Keys that begin with `x-` are ignored, which gives YAML anchors a place to live.
+// It has the map `packages`; `cache` says where compiles are shared, `publish` and `workflow` are
+// for what comes after the build. Keys that begin with `x-` are ignored, which gives YAML anchors a
+// place to live.
 type Document struct {
 	// What to build, by distribution name. Names are compared as PEP 503 says:
 	// `flash_attn` and `flash-attn` are the same package.
@@ -555,9 +556,10 @@ type Resources struct {
 
 // Cache says where compiled code is kept for other machines.
 type Cache struct {
-	// The address of a compile cache that machines share, http, https or redis, with ccache's attributes behind bars.
-	// User, password or token come from KILN_CACHE_USER, KILN_CACHE_PASSWORD and KILN_CACHE_TOKEN, never from here. KILN_CACHE_REMOTE
-	// replaces the address, and `kiln build --cache-remote` both.
+	// The address of a compile cache that machines share, http, https or redis, with ccache's
+	// attributes behind bars. User, password or token come from KILN_CACHE_USER,
+	// KILN_CACHE_PASSWORD and KILN_CACHE_TOKEN, never from here. KILN_CACHE_REMOTE replaces the
+	// address, and `kiln build --cache-remote` both.
 	//
 	//	remote: "https://cache.example.org/kiln|layout=bazel"
 	Remote Text `json:"remote,omitempty"`
@@ -716,8 +718,8 @@ type Workflow struct {
 	//	runners:
 	//	  debian-12: [self-hosted, debian]
 	Runners Map[OneOrMany[Text]] `json:"runners,omitempty"`
-	// Where rows are built, as in `kiln build --runner`: `docker`, `podman` or `host`. The default is docker for Linux
-	// rows with an image or a CUDA toolkit, and host for the others.
+	// Where rows are built, as in `kiln build --runner`: `docker`, `podman` or `host`. The default
+	// is docker for Linux rows with an image or a CUDA toolkit, and host for the others.
 	//
 	//	sandbox: host
 	Sandbox Sandbox `json:"sandbox,omitempty"`

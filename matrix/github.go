@@ -27,8 +27,8 @@ type GitHubJob struct {
 	Torch  string `json:"torch"`
 	Arch   string `json:"arch"`
 	Image  string `json:"image,omitempty"`
-	// RunsOn are the labels of the runner, as JSON: the matrix of a workflow has texts only, and fromJSON
-	// makes a list of it.
+	// RunsOn are the labels of the runner, as JSON: the matrix of a workflow has texts only, and
+	// fromJSON makes a list of it.
 	RunsOn string `json:"runs_on"`
 	// Sandbox is for `kiln build --runner`.
 	Sandbox string `json:"sandbox"`
@@ -43,8 +43,9 @@ var hostedRunners = []string{
 	"macos-14", "macos-15", "macos-15-intel", "macos-26",
 }
 
-// runsOn returns the labels of a runner for a row: those of the configuration, the name of the system if GitHub
-// has such runners, else the newest of the same kind, on which the row's container runs.
+// runsOn returns the labels of a runner for a row: those of the configuration, the name of the
+// system if GitHub has such runners, else the newest of the same kind, on which the row's container
+// runs.
 func runsOn(r *Row, runners map[string][]string) []string {
 	if labels := runners[r.OS]; len(labels) > 0 {
 		return labels

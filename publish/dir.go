@@ -290,7 +290,7 @@ func (t *dirTarget) Lock(_ context.Context, owner Owner) (func() error, error) {
 	who := filepath.Join(t.dir, ".kiln", "publish.owner")
 	if locked, ok := errors.AsType[*fsx.LockedError](err); ok {
 		holder := Owner{Name: fmt.Sprintf("process %d on %s", locked.Owner.PID, locked.Owner.Host), Time: locked.Owner.Time}
-		// Who has just taken it is about to say so.
+		// The process that has just taken it is about to write its name.
 		for range 20 {
 			if text, readErr := os.ReadFile(who); readErr == nil && json.Unmarshal(text, &holder) == nil {
 				break

@@ -312,7 +312,8 @@ func (t *gitHub) Upload(ctx context.Context, tag string, f LocalFile, progress f
 			}
 			return errAgain{err}
 		case status(err) == http.StatusUnprocessableEntity || status(err) == http.StatusBadRequest:
-			// Also what GitHub says of a body that was cut off; without a reason in it, one more attempt.
+			// Also what GitHub says of a body that was cut off; without a reason in it, one more
+			// attempt.
 			return errAgain{err}
 		case err != nil:
 			return err

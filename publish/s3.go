@@ -117,8 +117,8 @@ func (t *s3Target) get(ctx context.Context, key string) (text []byte, etag strin
 // and keeps the hash.
 func (t *s3Target) put(ctx context.Context, key string, body io.Reader, size int64, sum [sha256.Size]byte, condition func(*minio.PutObjectOptions)) (minio.UploadInfo, error) {
 	opts := minio.PutObjectOptions{
-		// The checksum is part of what is signed, and the store compares it with the bytes: signing these
-		// as well would have them hashed twice.
+		// The checksum is part of what is signed, and the store compares it with the bytes: signing
+		// these as well would have them hashed twice.
 		ContentType: contentType(key), DisableContentSha256: true,
 		UserMetadata: map[string]string{"x-amz-checksum-sha256": base64.StdEncoding.EncodeToString(sum[:])},
 	}

@@ -246,8 +246,8 @@ func walkSite(dir string, f func(rel string, d fs.DirEntry) error) error {
 
 // DeployOptions are options of [Deploy].
 type DeployOptions struct {
-	// Repository is the folder of the git checkout that has the remote, Remote its name or an address,
-	// and Branch where the site goes.
+	// Repository is the folder of the git checkout that has the remote, Remote its name or an
+	// address, and Branch where the site goes.
 	Repository, Remote, Branch string
 	// Message is that of the commit, Author "NAME <ADDRESS>".
 	Message, Author string

@@ -42,9 +42,9 @@ type Target interface {
 	Open(ctx context.Context, tag, name string) (io.ReadCloser, error)
 	// Remove removes a file. One that is not there is no error.
 	Remove(ctx context.Context, tag, name string) error
-	// Finish stores what is said about a release: title, notes, and the files that have been verified.
-	// From then on they count as published. Changes are kept for ever: those that the release
-	// has stay, whatever r has.
+	// Finish stores what is said about a release: title, notes, and the files that have been
+	// verified. From then on they count as published. Changes are kept for ever: those that the
+	// release has stay, whatever r has.
 	Finish(ctx context.Context, r Release) error
 	// Lock keeps other publishers away from the target until the returned function is called. The
 	// error is a *LockedError that names the one who has it. A lock whose owner was killed frees

@@ -395,7 +395,8 @@ func TestLyingMembers(t *testing.T) {
 	}
 }
 
-// TestSetInflater: members are read with the inflater that was set, once for all of them if it can be reset.
+// TestSetInflater: members are read with the inflater that was set, once for all of them if it can
+// be reset.
 func TestSetInflater(t *testing.T) {
 	w := makeWheel(t, wheelOptions{entries: func(members []zipMember) []zipMember {
 		for i := range members {

@@ -124,7 +124,8 @@ func parseRecordRow(row []string) (RecordEntry, error) {
 
 var recordEncoding = base64.RawURLEncoding.Strict()
 
-// RecordHash returns the hash of an algorithm that a RECORD names, or nil for one that a wheel must not use.
+// RecordHash returns the hash of an algorithm that a RECORD names, or nil for one that a wheel must
+// not use.
 func RecordHash(algorithm string) hash.Hash {
 	switch algorithm {
 	case "sha256":

@@ -502,8 +502,8 @@ func FuzzArchive(f *testing.F) {
 	})
 }
 
-// FuzzInflate: whatever the compressed bytes are, another inflater makes the same of them, or refuses them like that of the
-// standard library.
+// FuzzInflate: whatever the compressed bytes are, another inflater makes the same of them, or
+// refuses them like that of the standard library.
 func FuzzInflate(f *testing.F) {
 	for _, text := range []string{"", "a", strings.Repeat("golden ", 10_000), strings.Repeat("\x00", 1<<20)} {
 		packed := deflate([]byte(text))

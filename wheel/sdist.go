@@ -208,7 +208,8 @@ func (s *sdist) member(ctx context.Context, in *inflater, h *tar.Header, content
 	name := strings.TrimPrefix(h.Name, "./")
 	switch h.Typeflag {
 	case tar.TypeXGlobalHeader:
-		// git writes one with a comment. Anything else would hold for all members, to some programs.
+		// git writes one with a comment. Anything else would hold for all members, to some
+		// programs.
 		for key := range h.PAXRecords {
 			if key != "comment" {
 				return refuse(h.Name, "global header with %q", key)

@@ -25,7 +25,7 @@ func FuzzParseRecords(f *testing.F) {
 func TestRecordsTorn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "calls.jsonl")
 	for _, name := range []string{"a.cu", "b.cu"} {
-		r := launcher.Record{Row: "row", Source: name, Result: launcher.Miss}
+		r := launcher.Entry{Row: "row", Source: name, Result: launcher.Miss}
 		if err := r.Append(path); err != nil {
 			t.Fatal(err)
 		}

@@ -1,5 +1,5 @@
-// Package calls reads the records of compiler launchers: every call of a row, what it read, and what
-// made the compiles of two rows differ.
+// Package calls reads the records of compiler launchers: every call of a row, what it read, and
+// what made the compiles of two rows differ.
 package calls
 
 import (
@@ -17,7 +17,8 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// Inputs is what the calls of a row read, so that the keys of two rows can be compared when the files are gone.
+// Inputs is what the calls of a row read, so that the keys of two rows can be compared when the
+// files are gone.
 type Inputs struct {
 	Format string `json:"format"`
 	// Row and its axes by name.
@@ -25,7 +26,8 @@ type Inputs struct {
 	Package string            `json:"package"`
 	Axes    map[string]string `json:"axes"`
 	Made    time.Time         `json:"made"`
-	// Files are all files that were read, by their canonical paths; Digests are theirs, in the same order.
+	// Files are all files that were read, by their canonical paths; Digests are theirs, in the same
+	// order.
 	Files   []string `json:"files"`
 	Digests []string `json:"digests"`
 	Calls   []Unit   `json:"calls"`
@@ -42,7 +44,8 @@ type Unit struct {
 	Args     []string         `json:"args"`
 	Result   launcher.Outcome `json:"result"`
 	Why      string           `json:"why,omitempty"`
-	// Key is a digest of everything that decides: equal keys are one compile. Empty if the call went past the cache.
+	// Key is a digest of everything that decides: equal keys are one compile. Empty if the call
+	// went past the cache.
 	Key         string  `json:"key,omitempty"`
 	Seconds     float64 `json:"seconds"`
 	ObjectBytes int64   `json:"object_bytes"`
@@ -59,7 +62,8 @@ func (in *Inputs) Digest(i int) string {
 	return in.Digests[i]
 }
 
-// Collect reads the records of a row and digests what was read, each file once. It has to run where the compilers ran.
+// Collect reads the records of a row and digests what was read, each file once. It has to run where
+// the compilers ran.
 func Collect(c *launcher.Config) (*Inputs, error) {
 	records, err := ReadRecords(c.Calls)
 	if err != nil {
@@ -97,7 +101,8 @@ func Collect(c *launcher.Config) (*Inputs, error) {
 	return in, nil
 }
 
-// key digests what ccache compares in its depend mode: compiler, arguments, and the files that were read.
+// key digests what ccache compares in its depend mode: compiler, arguments, and the files that were
+// read.
 func (in *Inputs) key(u *Unit) string {
 	h := sha256.New()
 	enc := json.NewEncoder(h)
@@ -133,8 +138,8 @@ func ReadInputs(path string) (*Inputs, error) {
 	return in, nil
 }
 
-// Find returns the compile of a file: by its path below the source, or a shorter end of it that fits one file only.
-// The names are those of all files that fit, or of all there are if none does.
+// Find returns the compile of a file: by its path below the source, or a shorter end of it that
+// fits one file only. The names are those of all files that fit, or of all there are if none does.
 func (in *Inputs) Find(file string) (*Unit, []string) {
 	var found []*Unit
 	var names, all []string
@@ -161,7 +166,8 @@ func (in *Inputs) Find(file string) (*Unit, []string) {
 
 // Difference is the first thing in which two compiles differ.
 type Difference struct {
-	// What is "compiler", "argument", "file", "result" or "" if they agree in everything that decides.
+	// What is "compiler", "argument", "file", "result" or "" if they agree in everything that
+	// decides.
 	What string `json:"what"`
 	// Name is the file or the position of the argument.
 	Name string `json:"name,omitempty"`
@@ -171,7 +177,8 @@ type Difference struct {
 	More int `json:"more,omitempty"`
 }
 
-// Explain says why the keys of two compiles differ, looking at what ccache looks at, in its order: compiler, arguments, files.
+// Explain says why the keys of two compiles differ, looking at what ccache looks at, in its order:
+// compiler, arguments, files.
 func Explain(inA, inB *Inputs, a, b *Unit) Difference {
 	if a.Compiler != b.Compiler {
 		return Difference{What: "compiler", Name: a.Tool, A: a.Compiler, B: b.Compiler}

@@ -25,8 +25,8 @@ type call struct {
 	wantDeps bool
 	depPath  string
 	targets  []string
-	// ccbin is nvcc's host compiler, threads how many passes it may run at once, debug whether folders get
-	// into its output.
+	// ccbin is nvcc's host compiler, threads how many passes it may run at once, debug whether
+	// folders get into its output.
 	ccbin   string
 	threads int
 	debug   bool
@@ -34,8 +34,9 @@ type call struct {
 	archs []string
 }
 
-// separate lists options whose value may stand in the next argument. What is missing here is harmless unless the value
-// has the name of a source: then there are two, and the call is not shared.
+// separate lists options whose value may stand in the next argument. What is missing here is
+// harmless unless the value has the name of a source: then there are two, and the call is not
+// shared.
 func separate(option string) bool {
 	switch option {
 	case "-o", "-I", "-isystem", "-iquote", "-idirafter", "-include", "-imacros", "-isysroot", "-iprefix", "-iwithprefix", "-iwithprefixbefore", "-D", "-U",
@@ -62,7 +63,8 @@ func nvccSeparate(option string) bool {
 	return false
 }
 
-// shortName returns the short name of an option that torch and CMake call by a long one, which ccache does not know; "" if there is none.
+// shortName returns the short name of an option that torch and CMake call by a long one, which
+// ccache does not know; "" if there is none.
 func shortName(option string) string {
 	switch option {
 	case "--compile":
@@ -245,7 +247,8 @@ func question(name string) bool {
 	return false
 }
 
-// unshared reports whether with an option there are results or inputs besides the object and the source.
+// unshared reports whether with an option there are results or inputs besides the object and the
+// source.
 func unshared(o option) bool {
 	switch o.name {
 	case "-MG", "-save-temps", "--keep", "-keep", "--save-temps", "-S", "-optf", "--options-file", "-gsplit-dwarf":
@@ -300,8 +303,8 @@ func (c *call) hipOption(arg string) {
 	}
 }
 
-// devicePasses returns the arguments that make hipcc list what its passes for GPUs read: the list that it writes with an object is that
-// of the pass for the host alone.
+// devicePasses returns the arguments that make hipcc list what its passes for GPUs read: the list
+// that it writes with an object is that of the pass for the host alone.
 func devicePasses(args []string) []string {
 	var out []string
 	for i := 0; i < len(args); i++ {

@@ -113,8 +113,8 @@ func TestMapPaths(t *testing.T) {
 	}
 }
 
-// FuzzParseCall: a call that is shared has one source and one output, and no argument is lost or invented but for those about
-// dependencies and names.
+// FuzzParseCall: a call that is shared has one source and one output, and no argument is lost or
+// invented but for those about dependencies and names.
 func FuzzParseCall(f *testing.F) {
 	f.Add(true, "--generate-dependencies-with-compile\n--dependency-output\nk.d\n-c\nk.cu\n-o\nk.o")
 	f.Add(false, "-MMD\n-MF\nx.d\n-c\nx.cpp")

@@ -46,8 +46,9 @@ func (c *ccache) compiler(call *call) string {
 
 // environ is the configuration of ccache, all of it: no file of the user's is read.
 //
-// Sloppiness is empty. time_macros is not needed, since SOURCE_DATE_EPOCH fixes what __DATE__ and __TIME__ are, and a
-// file that uses them is not shared rather than shared wrongly; the others allow changes that would be seen.
+// Sloppiness is empty. time_macros is not needed, since SOURCE_DATE_EPOCH fixes what __DATE__ and
+// __TIME__ are, and a file that uses them is not shared rather than shared wrongly; the others
+// allow changes that would be seen.
 func (c *ccache) environ(compiler string, call *call) []string {
 	env := []string{
 		"CCACHE_CONFIGPATH=/dev/null",
@@ -57,14 +58,16 @@ func (c *ccache) environ(compiler string, call *call) []string {
 		"CCACHE_DEPEND=1",
 		"CCACHE_COMPILERTYPE=" + c.kind(),
 		"CCACHE_COMPILERCHECK=string:" + compiler,
-		// The folder gets into debug information only, and -ffile-prefix-map has made that the same for all.
+		// The folder gets into debug information only, and -ffile-prefix-map has made that the same
+		// for all.
 		"CCACHE_NOHASHDIR=1",
 		"CCACHE_STATSLOG=" + c.temp("stats"),
 	}
 	if c.Work != CanonicalWork {
 		env = append(env, "CCACHE_BASEDIR="+c.Work)
 		if call.debug {
-			// nvcc writes whole paths into line tables, and cannot be told others: one folder, one cache.
+			// nvcc writes whole paths into line tables, and cannot be told others: one folder, one
+			// cache.
 			env = append(env, "CCACHE_NAMESPACE="+fingerprint([]byte(c.Work)))
 		}
 	}
@@ -94,7 +97,7 @@ func (c *ccache) clean() {
 }
 
 // outcome reads what ccache did from the counters it changed.
-func (c *ccache) outcome(r *Record) {
+func (c *ccache) outcome(r *Entry) {
 	counters, err := os.ReadFile(c.temp("stats"))
 	if err != nil {
 		r.Result, r.Why = Bypass, "ccache wrote no statistics: "+err.Error()
@@ -122,8 +125,8 @@ func parseCounters(text []byte) (result Outcome, why string, remote bool) {
 	return result, why, false
 }
 
-// connect opens the way to a remote cache over HTTP: ccache speaks TCP, the compilers have no network
-// but their own loopback, and kiln listens in the file system.
+// connect opens the way to a remote cache over HTTP: ccache speaks TCP, the compilers have no
+// network but their own loopback, and kiln listens in the file system.
 func (c *ccache) connect() (stop func(), err error) {
 	if c.Remote == nil || c.Remote.Kind != "http" {
 		return func() {}, nil

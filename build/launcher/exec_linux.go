@@ -20,8 +20,8 @@ func (l *launcher) replace(args []string) int {
 	return 126
 }
 
-// dieTogether has a program killed when the launcher is. The kernel sends the signal when the thread
-// that started the program ends; [Main] has locked its thread.
+// dieTogether has a program killed when the launcher is. The kernel sends the signal when the
+// thread that started the program ends; [Main] has locked its thread.
 func dieTogether(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	// What loses its parent becomes a child of this process, and can be waited for.

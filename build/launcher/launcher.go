@@ -41,7 +41,8 @@ const ConfigEnv = "KILN_LAUNCHER"
 // CanonicalWork is where containers see the folder of a row; records call it so everywhere.
 const CanonicalWork = "/kiln/work"
 
-// Config is what a launcher knows: it is read from a file at every call. Paths are as seen where the compilers run.
+// Config is what a launcher knows: it is read from a file at every call. Paths are as seen where
+// the compilers run.
 type Config struct {
 	// Row, Package and Version say for whom is compiled.
 	Row     string `json:"row"`
@@ -63,10 +64,11 @@ type Config struct {
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
 	// Remote is the shared cache behind the local one.
 	Remote *Remote `json:"remote,omitempty"`
-	// Map replaces the beginnings of header paths: the canonical places of what lies elsewhere in each row.
+	// Map replaces the beginnings of header paths: the canonical places of what lies elsewhere in
+	// each row.
 	Map []Mapping `json:"map,omitempty"`
-	// Calls is the file that gets a line for every call, Deps the folder for lists of what was read, Temp
-	// one for files of the moment.
+	// Calls is the file that gets a line for every call, Deps the folder for lists of what was
+	// read, Temp one for files of the moment.
 	Calls string `json:"calls"`
 	Deps  string `json:"deps"`
 	Temp  string `json:"temp"`
@@ -101,7 +103,8 @@ type Mapping struct {
 	To   string `json:"to"`
 }
 
-// Remote is a shared cache, reached through sockets of kiln: compilers have no network, and never see credentials.
+// Remote is a shared cache, reached through sockets of kiln: compilers have no network, and never
+// see credentials.
 type Remote struct {
 	// Socket is the local end.
 	Socket string `json:"socket"`
@@ -112,8 +115,8 @@ type Remote struct {
 	Attributes []string `json:"attributes,omitempty"`
 }
 
-// Main runs a compiler and exits, if a build has started this program under the name of one. Else it
-// returns. It belongs at the top of main: nothing may have been started before.
+// Main runs a compiler and exits, if a build has started this program under the name of one. Else
+// it returns. It belongs at the top of main: nothing may have been started before.
 func Main() {
 	config := os.Getenv(ConfigEnv) //nolint:forbidigo // A launcher is a program of its own.
 	name := filepath.Base(os.Args[0])
@@ -125,7 +128,8 @@ func Main() {
 	os.Exit(launch(name, config)) //nolint:forbidigo // A launcher is a program of its own.
 }
 
-// KindOf tells the kind of a compiler by its name, such as x86_64-linux-gnu-g++-13; "" for other programs.
+// KindOf tells the kind of a compiler by its name, such as x86_64-linux-gnu-g++-13; "" for other
+// programs.
 func KindOf(name string) Kind {
 	switch name {
 	case "nvcc":
@@ -183,7 +187,8 @@ func ReadConfig(path string) (*Config, error) {
 	return c, nil
 }
 
-// environ is the environment of the real compiler: the launcher is not on its way, and no ccache of the user's.
+// environ is the environment of the real compiler: the launcher is not on its way, and no ccache of
+// the user's.
 func (c *Config) environ() []string {
 	var env []string
 	for _, pair := range os.Environ() { //nolint:forbidigo // A launcher is a program of its own.
@@ -245,7 +250,7 @@ func (l *launcher) run(args []string) int {
 	}
 	t := &compile{launcher: l, call: call, cwd: cwd, argv: append([]string{l.tool.Path}, args...), env: l.env, refused: l.refusal(call)}
 	t.cc = &ccache{launcher: l, id: fmt.Sprintf("%d-%d", l.start.UnixNano(), os.Getpid())}
-	t.record = Record{
+	t.record = Entry{
 		Time: l.start.UTC(), Row: l.Row, Tool: l.name, Compiler: l.tool.ID, Source: l.Canonical(absolute(cwd, call.source)),
 		Object: absolute(cwd, call.output), Dir: cwd,
 	}
@@ -297,7 +302,7 @@ type compile struct {
 	refused string
 	cc      *ccache
 	deps    depFile
-	record  Record
+	record  Entry
 }
 
 // share turns the call into one of ccache. The function ends the way to the remote cache.
@@ -330,7 +335,8 @@ func (t *compile) execute(args []string) error {
 	}
 	state, err := run(t.argv, t.env)
 	if err == nil && t.refused == "" && killed(state) {
-		// ccache was killed, with all that it had started. The compiler itself can still do its work.
+		// ccache was killed, with all that it had started. The compiler itself can still do its
+		// work.
 		t.refused = "ccache was killed"
 		state, err = run(t.argv[1:], t.launcher.env)
 	}
@@ -373,9 +379,9 @@ func (t *compile) finish() error {
 	return nil
 }
 
-// devices runs the preprocessor for each GPU that a call of hipcc compiles for, and returns the lists
-// of what it read, a digest of the files, and the processor time. ccache learns from the list of the
-// host alone what to compare; the digest is compared besides.
+// devices runs the preprocessor for each GPU that a call of hipcc compiles for, and returns the
+// lists of what it read, a digest of the files, and the processor time. ccache learns from the list
+// of the host alone what to compare; the digest is compared besides.
 func (l *launcher) devices(call *call, cwd, temp string) (lists []byte, digest string, cpu time.Duration, err error) {
 	defer os.Remove(temp)
 	argv := slices.Concat([]string{l.tool.Path}, devicePasses(l.mapped(call, call.args)))
@@ -405,8 +411,8 @@ func (l *launcher) devices(call *call, cwd, temp string) (lists []byte, digest s
 	return slices.Concat([]byte("\n"), lists), fingerprint(read), cpuTime(state), nil
 }
 
-// rewrite returns the arguments that are shared: headers at their canonical places, no folder of this row in what is
-// written, dependencies always, by their short names.
+// rewrite returns the arguments that are shared: headers at their canonical places, no folder of
+// this row in what is written, dependencies always, by their short names.
 func (l *launcher) rewrite(call *call, cwd string, deps depFile) []string {
 	args := l.mapped(call, call.args)
 	if l.tool.Kind != NVCC {

@@ -102,7 +102,7 @@ func (b *bench) args(round int, object string, more ...string) []string {
 }
 
 // compile runs the launcher and returns the object and the last record.
-func (b *bench) compile(round int, object string, more ...string) ([]byte, launcher.Record) {
+func (b *bench) compile(round int, object string, more ...string) ([]byte, launcher.Entry) {
 	b.t.Helper()
 	cmd := b.command(b.args(round, object, more...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -119,7 +119,8 @@ func (b *bench) compile(round int, object string, more ...string) ([]byte, launc
 	return text, records[len(records)-1]
 }
 
-// Rows in other folders, with other names for objects, share; what differs in something that matters does not.
+// Rows in other folders, with other names for objects, share; what differs in something that
+// matters does not.
 func TestLauncherShares(t *testing.T) {
 	one, two := newBench(t), newBench(t)
 	two.config.CacheDir = one.config.CacheDir
@@ -189,7 +190,8 @@ func TestLauncherFails(t *testing.T) {
 	}
 }
 
-// standInHIP compiles with g++, and reads dev.h for each GPU; its own list does not say so, as hipcc's does not.
+// standInHIP compiles with g++, and reads dev.h for each GPU; its own list does not say so, as
+// hipcc's does not.
 const standInHIP = `#!/bin/sh
 case " $* " in
 *" -M "*) [ -e broken ] && exit 1; echo "a.o: a.hip dev.h" ; exit 0 ;;
@@ -198,7 +200,8 @@ for a; do shift; case $a in --offload-arch=*|-fcolor-diagnostics) ;; a.hip) set 
 exec g++ "-DDEV=$(cat dev.h)" "$@"
 `
 
-// What only the passes for GPUs read decides too, is in the list of inputs, and a compiler that does not tell is not shared.
+// What only the passes for GPUs read decides too, is in the list of inputs, and a compiler that
+// does not tell is not shared.
 func TestLauncherHIP(t *testing.T) {
 	b := newBench(t)
 	tool := filepath.Join(b.dir, "hipcc")
@@ -215,7 +218,7 @@ func TestLauncherHIP(t *testing.T) {
 	b.config.Tools["hipcc"] = launcher.Tool{Path: tool, Kind: launcher.HIPCC, ID: "hip"}
 	b.write("source/a.hip", "int f() { return DEV; }\n")
 	b.write("source/dev.h", "1")
-	compile := func() (object string, r launcher.Record) {
+	compile := func() (object string, r launcher.Entry) {
 		t.Helper()
 		cmd := b.command("-c", "a.hip", "-o", "a.o", "--offload-arch=gfx90a", "-MMD", "-MF", "a.d")
 		cmd.Path = filepath.Join(b.config.Bin, "hipcc")
@@ -346,8 +349,8 @@ func children(pid int) []int {
 	return out
 }
 
-// TestLauncherKill kills the launcher, or ccache below it, at random moments. A killed launcher is a failed call. A killed ccache
-// is not. Whatever was killed, the next call gives the right object.
+// TestLauncherKill kills the launcher, or ccache below it, at random moments. A killed launcher is
+// a failed call. A killed ccache is not. Whatever was killed, the next call gives the right object.
 func TestLauncherKill(t *testing.T) {
 	b := newBench(t)
 	rounds := 2

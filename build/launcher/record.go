@@ -17,11 +17,12 @@ const (
 	Failed Outcome = "failed" // the compiler reported an error
 )
 
-// Record is one call of a compiler.
-type Record struct {
+// Entry is one call of a compiler, as it is written down.
+type Entry struct {
 	Time time.Time `json:"time"`
 	Row  string    `json:"row"`
-	// Tool is the name that the compiler was called by, Compiler a digest of the programs behind it.
+	// Tool is the name that the compiler was called by, Compiler a digest of the programs behind
+	// it.
 	Tool     string `json:"tool"`
 	Compiler string `json:"compiler,omitempty"`
 	// Source is the path of what was compiled, with /kiln/work for the folder of the row.
@@ -53,7 +54,7 @@ type Record struct {
 
 // Append adds the record to a file, as one line in one write, so that several launchers can do so
 // at once.
-func (r *Record) Append(path string) error {
+func (r *Entry) Append(path string) error {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err

@@ -6,16 +6,18 @@ import (
 	"net"
 )
 
-// SlotRequest is the first line that a launcher sends to the pool. The answer is a line, when there is room; the slot
-// is held as long as the connection, so that it is free again whatever ends the launcher.
+// SlotRequest is the first line that a launcher sends to the pool. The answer is a line, when there
+// is room; the slot is held as long as the connection, so that it is free again whatever ends the
+// launcher.
 type SlotRequest struct {
 	Row string `json:"row"`
 	// File names what is compiled, for what was learned about it: package, source, tool.
 	File string `json:"file"`
-	// Unit is equal for calls that may have the same result: only one of them runs at a time, the others find it in
-	// the cache.
+	// Unit is equal for calls that may have the same result: only one of them runs at a time, the
+	// others find it in the cache.
 	Unit string `json:"unit,omitempty"`
-	// CPU is how many processors it keeps busy; MemoryBytes is for the case that nothing was learned.
+	// CPU is how many processors it keeps busy; MemoryBytes is for the case that nothing was
+	// learned.
 	CPU         int   `json:"cpu"`
 	MemoryBytes int64 `json:"memory_bytes"`
 }
@@ -30,7 +32,7 @@ type SlotReport struct {
 type slot struct{ conn net.Conn }
 
 // acquire waits for a place. A pool that cannot be reached, or ends, is no reason not to compile.
-func (l *launcher) acquire(r *Record, call *call) *slot {
+func (l *launcher) acquire(r *Entry, call *call) *slot {
 	if l.Slots == "" {
 		return nil
 	}
@@ -57,7 +59,7 @@ func (l *launcher) acquire(r *Record, call *call) *slot {
 }
 
 // done says how it went and gives the place back.
-func (s *slot) done(r *Record) {
+func (s *slot) done(r *Entry) {
 	if s != nil {
 		_ = json.NewEncoder(s.conn).Encode(SlotReport{Result: r.Result, PeakMemoryBytes: r.PeakMemoryBytes})
 	}

@@ -46,7 +46,8 @@ type Record struct {
 	Patches     []Patch     `json:"patches,omitempty"`
 	Commands    []Command   `json:"commands"`
 	Warnings    []string    `json:"warnings,omitempty"`
-	// Compiles says what was compiled and what came from the cache; nil if compiles were not counted.
+	// Compiles says what was compiled and what came from the cache; nil if compiles were not
+	// counted.
 	Compiles *Compiles `json:"compiles,omitempty"`
 
 	Files           []File        `json:"files"`
@@ -122,7 +123,8 @@ type File struct {
 // Compiles says what the compilers of a row did.
 type Compiles struct {
 	// Calls are all compiles: Hits came from the cache, RemoteHits of them from another machine,
-	// Misses were compiled and kept, Bypassed compiled without the cache, Failed ended with an error.
+	// Misses were compiled and kept, Bypassed compiled without the cache, Failed ended with an
+	// error.
 	Calls      int `json:"calls"`
 	Hits       int `json:"hits"`
 	RemoteHits int `json:"remote_hits,omitempty"`
@@ -139,8 +141,8 @@ type Compiles struct {
 	// PeakMemoryBytes is that of the largest single process.
 	PeakMemoryBytes int64  `json:"peak_memory_bytes"`
 	CCache          string `json:"ccache,omitempty"` // version
-	// Verified objects were compiled again and compared; Inconclusive ones differ in nothing but what
-	// nvcc derives from the folder.
+	// Verified objects were compiled again and compared; Inconclusive ones differ in nothing but
+	// what nvcc derives from the folder.
 	Verified     int `json:"verified,omitempty"`
 	Inconclusive int `json:"inconclusive,omitempty"`
 }

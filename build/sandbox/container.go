@@ -52,17 +52,18 @@ type ContainerOptions struct {
 	// ExtraArgs are added to every container: "--ulimit", "nofile=1024:1024", or
 	// "--device", "nvidia.com/gpu=all".
 	ExtraArgs []string
-	// Network is the network of commands that may have one; empty means the runtime's default. "host" helps
-	// where the runtime cannot make networks.
+	// Network is the network of commands that may have one; empty means the runtime's default.
+	// "host" helps where the runtime cannot make networks.
 	Network string
-	// CABundle is a file of certificates, in PEM, that commands with network trust, for networks with
-	// a proxy that ends TLS. The usual variables point to it. Empty means those of the image.
+	// CABundle is a file of certificates, in PEM, that commands with network trust, for networks
+	// with a proxy that ends TLS. The usual variables point to it. Empty means those of the image.
 	CABundle string
 	// NetworkEnv is given to commands with network, such as HTTPS_PROXY=….
 	NetworkEnv []string
-	// LockDir is where processes that share a runtime wait for each other, so that a derived image is made once; empty
-	// means that only this process waits for itself. Containers are started in it: podman's monitor leaves a file
-	// called oom in its working folder when one is killed for memory.
+	// LockDir is where processes that share a runtime wait for each other, so that a derived image
+	// is made once; empty means that only this process waits for itself. Containers are started in
+	// it: podman's monitor leaves a file called oom in its working folder when one is killed for
+	// memory.
 	LockDir string
 	// Log gets what is worth knowing about the runtime; nil discards.
 	Log *slog.Logger
@@ -81,8 +82,9 @@ type Containers struct {
 	groupID string
 }
 
-// Container returns sandboxes in containers of one runtime. Every command is a container of its own, which is
-// removed when the command ends; what they share is mounted. Nothing is started before Open.
+// Container returns sandboxes in containers of one runtime. Every command is a container of its
+// own, which is removed when the command ends; what they share is mounted. Nothing is started
+// before Open.
 func Container(opts ContainerOptions) *Containers {
 	opts.Runtime = cmp.Or(opts.Runtime, "podman")
 	opts.Program = cmp.Or(opts.Program, opts.Runtime)
@@ -136,8 +138,8 @@ func (c *Containers) Open(ctx context.Context, spec Spec) (Box, error) {
 // busyLimit is how long Sweep tries again to remove what the runtime calls busy.
 const busyLimit = 15 * time.Second
 
-// Sweep implements [Maker]. A call of the runtime that outlived the killed process may still be making
-// a container: those are waited for, so that nothing appears later, and killed if they hang.
+// Sweep implements [Maker]. A call of the runtime that outlived the killed process may still be
+// making a container: those are waited for, so that nothing appears later, and killed if they hang.
 func (c *Containers) Sweep(ctx context.Context, owner string) (int, error) {
 	if owner == "" {
 		return 0, errors.New("sweep: no owner is given")
@@ -175,8 +177,8 @@ func (c *Containers) Sweep(ctx context.Context, owner string) (int, error) {
 	}
 }
 
-// leftovers lists the containers of an owner: those with its label and, as podman can be killed between
-// writing the layer and the label, those that only have its name.
+// leftovers lists the containers of an owner: those with its label and, as podman can be killed
+// between writing the layer and the label, those that only have its name.
 func (c *Containers) leftovers(ctx context.Context, owner string) ([]string, error) {
 	text, err := c.call(ctx, "list containers", nil, "ps", "--all", "--no-trunc", "--filter", "label="+labelOwner+"="+owner, "--format", "{{.ID}}")
 	if err != nil {
@@ -214,8 +216,8 @@ func (c *Containers) remove(ctx context.Context, name string) error {
 	return err
 }
 
-// command prepares a call of the runtime. The runtime's program has the environment of this process, as when
-// the user calls it: it says where the runtime is.
+// command prepares a call of the runtime. The runtime's program has the environment of this
+// process, as when the user calls it: it says where the runtime is.
 func (c *Containers) command(ctx context.Context, owner string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, c.opts.Program, slices.Concat(c.opts.RuntimeArgs, args)...)
 	cmd.WaitDelay = time.Second
@@ -225,8 +227,8 @@ func (c *Containers) command(ctx context.Context, owner string, args ...string) 
 	return cmd
 }
 
-// call runs one subcommand and returns its standard output without the last line end. The progress it
-// reports on standard error goes to log, too.
+// call runs one subcommand and returns its standard output without the last line end. The progress
+// it reports on standard error goes to log, too.
 func (c *Containers) call(ctx context.Context, action string, log io.Writer, args ...string) (string, error) {
 	return c.callAs(ctx, "", action, log, args...)
 }
@@ -254,8 +256,8 @@ func namePrefix(owner string) string {
 	return "kiln-" + hex.EncodeToString(sum[:4]) + "-"
 }
 
-// newName returns a name that no other container has, so that it can be removed by name even when the
-// call that made it was lost.
+// newName returns a name that no other container has, so that it can be removed by name even when
+// the call that made it was lost.
 func newName(owner, box string) string {
 	readable := strings.Map(func(r rune) rune {
 		switch {
@@ -285,11 +287,11 @@ type container struct {
 	terminal         bool // for a person: not named, removed by the runtime itself
 }
 
-// args returns the arguments of create, or of run for a terminal. They are the same for both runtimes, but for nothing
-// more than the limits that podman takes from this process.
+// args returns the arguments of create, or of run for a terminal. They are the same for both
+// runtimes, but for nothing more than the limits that podman takes from this process.
 //
-// The environment is given by env(1) inside, which is in every image with a shell: the runtimes would add
-// variables of the image, of the container and of their configuration.
+// The environment is given by env(1) inside, which is in every image with a shell: the runtimes
+// would add variables of the image, of the container and of their configuration.
 func (c *Containers) args(k container) []string {
 	var args []string
 	if k.terminal {
@@ -350,7 +352,8 @@ func mountArg(m Mount) string {
 	return strings.Join(fields, ",")
 }
 
-// create makes a container and returns its ID. It is not canceled: half a container is harder to remove than a whole one.
+// create makes a container and returns its ID. It is not canceled: half a container is harder to
+// remove than a whole one.
 func (c *Containers) create(ctx context.Context, k container) (string, error) {
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)

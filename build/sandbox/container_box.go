@@ -80,8 +80,9 @@ func (b *containerBox) describe(cmd Command) (container, error) {
 	return k, nil
 }
 
-// user is who writes into the mounts. Root inside is the user outside with podman, unless root runs it, who may be root
-// inside, too; with docker root inside is root outside, and would leave files that the user cannot delete.
+// user is who writes into the mounts. Root inside is the user outside with podman, unless root runs
+// it, who may be root inside, too; with docker root inside is root outside, and would leave files
+// that the user cannot delete.
 func (b *containerBox) user() string {
 	if b.spec.User != "" {
 		return b.spec.User
@@ -164,14 +165,15 @@ func (b *containerBox) run(ctx context.Context, cmd Command, out *boxOutput) (ou
 	return outcome, nil, nil
 }
 
-// killedForMemory decides for a main process that the kernel killed together with all its counters: nobody
-// else kills it, so it was the limit, unless the last look saw less than half of it in use.
+// killedForMemory decides for a main process that the kernel killed together with all its counters.
+// Only the kernel kills it, so it was the limit, unless the last look saw less than half of it in
+// use.
 func killedForMemory(exitCode int, seen usage, limitBytes int64) bool {
 	return limitBytes > 0 && exitCode == killedExitCode && (seen.samples == 0 || seen.peakBytes >= limitBytes/2)
 }
 
-// attach starts the container and copies its output until it ends. When ctx ends the command is asked to end, if it has an
-// init that passes the question on, and killed after a while.
+// attach starts the container and copies its output until it ends. When ctx ends the command is
+// asked to end, if it has an init that passes the question on, and killed after a while.
 func (b *containerBox) attach(ctx context.Context, k container, out *boxOutput) (canceled bool, err error) {
 	cmd := b.c.command(context.WithoutCancel(ctx), k.owner, "start", "--attach", k.name)
 	cmd.Stdout, cmd.Stderr = out.writers()
@@ -324,8 +326,8 @@ func (c *Containers) newMeter(id string) *meter {
 	return m
 }
 
-// waitForGroup returns the control group of a container when it is there. Groups of one runtime are in one place under
-// their own ID, so the search through all of them is made for the first only.
+// waitForGroup returns the control group of a container when it is there. Groups of one runtime are
+// in one place under their own ID, so the search through all of them is made for the first only.
 func (c *Containers) waitForGroup(ctx context.Context, id string) *controlGroup {
 	for pause := firstLook; ; {
 		c.mu.Lock()

@@ -8,15 +8,17 @@ import (
 	"time"
 )
 
-// controlGroup is where the kernel counts what a container uses, in version 1 or 2 of its interface.
+// controlGroup is where the kernel counts what a container uses, in version 1 or 2 of its
+// interface.
 type controlGroup struct {
 	root        fs.FS
 	memory, cpu string // folders; version 2 has one
 	v2          bool
 }
 
-// findControlGroup looks for the group of a container, whose ID is in the name of its folder with every runtime and
-// driver. It returns nil if there is none: not yet, or because the runtime is on another machine.
+// findControlGroup looks for the group of a container, whose ID is in the name of its folder with
+// every runtime and driver. It returns nil if there is none: not yet, or because the runtime is on
+// another machine.
 func findControlGroup(root fs.FS, id string) *controlGroup {
 	const top = "sys/fs/cgroup"
 	if id == "" {

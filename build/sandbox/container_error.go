@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// What can be wrong with a runtime rather than with a command. Every [RuntimeError] that is one of them says what to do next.
+// What can be wrong with a runtime rather than with a command. Every [RuntimeError] that is one of
+// them says what to do next.
 var (
 	// ErrNoRuntime means that the runtime's program is not there.
 	ErrNoRuntime = errors.New("container runtime not found")
@@ -46,7 +47,8 @@ func (e *RuntimeError) Error() string {
 // Unwrap returns Err.
 func (e *RuntimeError) Unwrap() error { return e.Err }
 
-// runtimeSigns are the words by which a runtime's message is recognized, in lower case, most special first.
+// runtimeSigns are the words by which a runtime's message is recognized, in lower case, most
+// special first.
 var runtimeSigns = []struct {
 	words []string
 	err   error
@@ -118,7 +120,8 @@ func newRuntimeError(runtime, action, output string, err error) *RuntimeError {
 	return e
 }
 
-// isGone reports whether a runtime says that a container does not exist, or is being removed by someone else.
+// isGone reports whether a runtime says that a container does not exist, or is being removed by
+// someone else.
 func isGone(output string) bool {
 	low := strings.ToLower(output)
 	return strings.Contains(low, "no such container") || strings.Contains(low, "no container with name or id") ||

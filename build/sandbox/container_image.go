@@ -30,7 +30,8 @@ type image struct {
 	Config      struct{ Env []string }
 }
 
-// pin returns the name by which exactly this image can be had again, from a registry if it came from one.
+// pin returns the name by which exactly this image can be had again, from a registry if it came
+// from one.
 func (i image) pin(name string) string {
 	repo, _, _ := strings.Cut(name, "@")
 	if colon := strings.LastIndexByte(repo, ':'); colon > strings.LastIndexByte(repo, '/') {
@@ -128,7 +129,8 @@ func (c *Containers) pullOnce(ctx context.Context, name string, log io.Writer) e
 	return err
 }
 
-// setupTag names the image that commands make of another. The digest has all that decides its content.
+// setupTag names the image that commands make of another. The digest has all that decides its
+// content.
 func setupTag(baseID string, setup [][]string) (tag, digest string) {
 	hash := sha256.New()
 	enc := json.NewEncoder(hash)
@@ -141,7 +143,8 @@ func setupTag(baseID string, setup [][]string) (tag, digest string) {
 	return setupRepo + ":" + digest[:32], digest
 }
 
-// setupImage returns the ID of the image that spec.Setup makes of base, and makes it if nobody has yet.
+// setupImage returns the ID of the image that spec.Setup makes of base, and makes it if it does not
+// exist yet.
 func (c *Containers) setupImage(ctx context.Context, base image, spec Spec) (string, error) {
 	tag, digest := setupTag(base.ID, spec.Setup)
 	if img, err := c.inspectImage(ctx, tag); err == nil || !errors.Is(err, ErrNoImage) {

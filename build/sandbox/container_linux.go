@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ulimitArgs asks for the limits that this process has. By default podman asks for more open files and processes than
-// a machine without CAP_SYS_RESOURCE, such as a container, may give.
+// ulimitArgs asks for the limits that this process has. By default podman asks for more open files
+// and processes than a machine without CAP_SYS_RESOURCE, such as a container, may give.
 func ulimitArgs() []string {
 	var args []string
 	add := func(name string, resource int, most uint64) {
@@ -35,7 +35,8 @@ func ulimitArgs() []string {
 	return args
 }
 
-// markedProcesses lists the processes that were started with a variable, KEY=VALUE, without this one.
+// markedProcesses lists the processes that were started with a variable, KEY=VALUE, without this
+// one.
 func markedProcesses(mark string) []int {
 	for try := 0; ; try++ {
 		// What does not become a program in a second waits for something else, a disk perhaps.
@@ -46,7 +47,8 @@ func markedProcesses(mark string) []int {
 	}
 }
 
-// scanProcesses is not sure that these are all if one is just becoming another program: for that moment it has no environment.
+// scanProcesses is not sure that these are all if one is just becoming another program: for that
+// moment it has no environment.
 func scanProcesses(mark string) (pids []int, sure bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -68,8 +70,9 @@ func scanProcesses(mark string) (pids []int, sure bool) {
 	return pids, sure
 }
 
-// isMarked looks into the environment that a process was started with. That of a process which has ended is empty, and so, for a moment, is
-// that of one which becomes another program: then it is not known.
+// isMarked looks into the environment that a process was started with. That of a process which has
+// ended is empty, and so, for a moment, is that of one which becomes another program: then it is
+// not known.
 func isMarked(pid int, mark string) (marked, known bool) {
 	for range 10 {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))

@@ -38,7 +38,8 @@ func TestEnviron(t *testing.T) {
 	}
 }
 
-// TestOwnedProcesses lists processes while they become others again and again: whoever sees none of them would leave them behind.
+// TestOwnedProcesses lists processes while they become others again and again: a sweep that sees
+// none of them would leave them behind.
 func TestMarkedProcesses(t *testing.T) {
 	owner := fmt.Sprintf("becoming %d", os.Getpid())
 	again := `[ "$1" -lt 3000 ] && exec sh -c "$0" "$0" $(($1 + 1)); exec sleep 1000`

@@ -26,7 +26,8 @@ import (
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
-// The same container for both runtimes: what differs is the program, and what was asked for by option.
+// The same container for both runtimes: what differs is the program, and what was asked for by
+// option.
 func TestContainerArgs(t *testing.T) {
 	full := container{
 		name: "kiln-0123abcd-row-x", owner: "run 7", box: "row", image: "sha256:feed", user: "1000:1000", dir: "/inside/src",

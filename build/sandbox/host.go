@@ -26,14 +26,15 @@ type HostMaker struct {
 	networkOff func() bool
 }
 
-// Host returns sandboxes that are none: commands are child processes of this one, and see everything. What remains is that nothing of them
-// is left behind, and that commands without network have none where the system can do that.
-// The program must call [run.Main] first.
+// Host returns sandboxes that are none: commands are child processes of this one, and see
+// everything. What remains is that nothing of them is left behind, and that commands without
+// network have none where the system can do that. The program must call [run.Main] first.
 func Host(opts HostOptions) *HostMaker {
 	return &HostMaker{opts: opts, networkOff: sync.OnceValue(canCutNetwork)}
 }
 
-// canCutNetwork tries it: whether a user may depends on the kernel, its settings and the container around.
+// canCutNetwork tries it: whether a user may depends on the kernel, its settings and the container
+// around.
 func canCutNetwork() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -58,9 +59,10 @@ func (h *HostMaker) Open(_ context.Context, spec Spec) (Box, error) {
 // supervisorEnv marks the processes that supervise commands of an owner.
 const supervisorEnv = "KILN_BOX_SUPERVISOR"
 
-// Sweep implements [Maker]: it kills the processes that have the owner in the environment that they were started with, and waits for their
-// supervisors, which end without kiln: one of them may be about to start the command that it was given last.
-// Other systems than Linux cannot find them; there it does nothing.
+// Sweep implements [Maker]: it kills the processes that have the owner in the environment that they
+// were started with, and waits for their supervisors, which end without kiln: one of them may be
+// about to start the command that it was given last. Other systems than Linux cannot find them;
+// there it does nothing.
 func (h *HostMaker) Sweep(ctx context.Context, owner string) (int, error) {
 	if owner == "" {
 		return 0, errors.New("sweep: no owner is given")

@@ -8,7 +8,8 @@ import (
 	"github.com/kiln-build/kiln/build/sandbox"
 )
 
-// What the host's sandboxes do is tested by the conformance suite in sandboxtest; here is what they refuse.
+// What the host's sandboxes do is tested by the conformance suite in sandboxtest; here is what they
+// refuse.
 func TestHostMistakes(t *testing.T) {
 	host := sandbox.Host(sandbox.HostOptions{})
 	if _, err := host.Open(t.Context(), sandbox.Spec{Name: "b", Mounts: []sandbox.Mount{{Host: "rel"}}}); err == nil {

@@ -1,7 +1,7 @@
 // Package sandbox makes the environments that rows are built and tested in: on the host, or as
-// containers of podman or docker, which are called runtimes here. It runs commands in them, measures
-// and limits them, and removes what is left. What every implementation promises is tested by
-// package sandboxtest. It knows nothing of rows, wheels or Python.
+// containers of podman or docker, which are called runtimes here. It runs commands in them,
+// measures and limits them, and removes what is left. What every implementation promises is tested
+// by package sandboxtest. It knows nothing of rows, wheels or Python.
 package sandbox
 
 import (

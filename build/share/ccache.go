@@ -125,7 +125,8 @@ func ccache(ctx context.Context, dir, maxSize string, args ...string) (string, e
 	return string(out), nil
 }
 
-// ccacheCounters returns ccache's own counters, nil if there is no ccache on this machine or no cache yet.
+// ccacheCounters returns ccache's own counters, nil if there is no ccache on this machine or no
+// cache yet.
 func ccacheCounters(ctx context.Context, dir string) (map[string]int64, error) {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -161,8 +162,8 @@ type CleanOptions struct {
 	OlderThan time.Duration
 }
 
-// Clean removes what was not used for longest from the cache of a state folder. It returns the sizes
-// before and after.
+// Clean removes what was not used for longest from the cache of a state folder. It returns the
+// sizes before and after.
 func Clean(ctx context.Context, stateDir string, o CleanOptions) (before, after int64, err error) {
 	dir, err := filepath.Abs(CacheDir(stateDir))
 	if err != nil {

@@ -10,19 +10,21 @@ import (
 // Verdict is how two objects compare.
 type Verdict struct {
 	Same bool `json:"same"`
-	// Inconclusive says that the only difference is an identifier that nvcc derives from the folder, inside compressed code.
+	// Inconclusive says that the only difference is an identifier that nvcc derives from the
+	// folder, inside compressed code.
 	Inconclusive bool `json:"inconclusive,omitempty"`
 	// Where is the first section that differs.
 	Where string `json:"where,omitempty"`
 }
 
-// What nvcc writes differently each time, or in each folder, for the same input, measured with 12.4:
+// What nvcc writes differently each time, or in each folder, for the same input, measured with
+// 12.4:
 var (
-	// the name of its temporary files, with its process number, as name of the source in the symbol table and in
-	// debug information;
+	// the name of its temporary files, with its process number, as name of the source in the symbol
+	// table and in debug information;
 	nvccTemp = regexp.MustCompile(`tmpxft_[0-9a-f]{8}_[0-9a-f]{8}-[0-9]+_`)
-	// the identifier of the module, the first part of which is a digest of the path of the source, in the names of what
-	// is local to it.
+	// the identifier of the module, the first part of which is a digest of the path of the source,
+	// in the names of what is local to it.
 	nvccModule = regexp.MustCompile(`_[0-9a-f]{8}(_[0-9]+_[A-Za-z0-9_]+_[0-9a-f]{8})`)
 )
 
@@ -90,7 +92,8 @@ func CompareObjects(a, b string) (Verdict, error) {
 	return fatbin, nil
 }
 
-// compareSymbols also tells whether identifiers of modules differ: the objects were made in different folders.
+// compareSymbols also tells whether identifiers of modules differ: the objects were made in
+// different folders.
 func compareSymbols(fa, fb *elf.File) (same, moved bool, err error) {
 	sa, err := symbols(fa)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
-// Objects are compared by what is in them: names of nvcc's temporary files and folders do not count, code does.
+// Objects are compared by what is in them: names of nvcc's temporary files and folders do not
+// count, code does.
 func TestCompareObjects(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {

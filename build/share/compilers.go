@@ -23,7 +23,8 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// CompilerOptions says where [FindCompilers] looks and what it makes. Paths are as seen where the compilers run.
+// CompilerOptions says where [FindCompilers] looks and what it makes. Paths are as seen where the
+// compilers run.
 type CompilerOptions struct {
 	// Program is what the links point to: kiln.
 	Program string `json:"program"`
@@ -35,7 +36,8 @@ type CompilerOptions struct {
 	Map []launcher.Mapping `json:"map"`
 	// HostCompiler is nvcc's, if it is not the default.
 	HostCompiler string `json:"host_compiler,omitempty"`
-	// Memo is a folder that remembers what was tried out about compilers; Temp is for files of the moment.
+	// Memo is a folder that remembers what was tried out about compilers; Temp is for files of the
+	// moment.
 	Memo string `json:"memo"`
 	Temp string `json:"temp"`
 }
@@ -50,7 +52,8 @@ type Compilers struct {
 // LeastCCache has everything that is used of it; Debian 12 has 4.7.5, Ubuntu 24.04 4.9.
 var LeastCCache = [2]int{4, 7}
 
-// FindCompilers finds the compilers and ccache in an environment and puts links to this program before them.
+// FindCompilers finds the compilers and ccache in an environment and puts links to this program
+// before them.
 func FindCompilers(ctx context.Context, o CompilerOptions) (*Compilers, error) {
 	found := &Compilers{Tools: map[string]launcher.Tool{}}
 	for _, dir := range []string{o.Bin, o.Memo, o.Temp} {
@@ -258,7 +261,8 @@ func (s *compilerSearch) clang(ctx context.Context, h io.Writer, path, real stri
 	return nil
 }
 
-// nvcc asks it for the commands that it would run, and takes every program and every file that they name.
+// nvcc asks it for the commands that it would run, and takes every program and every file that they
+// name.
 func (s *compilerSearch) nvcc(ctx context.Context, h io.Writer, path string) error {
 	source := filepath.Join(s.Temp, "identity.cu")
 	if err := os.WriteFile(source, []byte("__global__ void k() {}\n"), 0o666); err != nil {
@@ -336,8 +340,8 @@ var (
 	tempName = regexp.MustCompile(`-[0-9a-f]{6}\.`)
 )
 
-// hipcc asks it for the commands that it would run, and takes every program that they name, all device libraries, and what hipcc itself
-// is made of.
+// hipcc asks it for the commands that it would run, and takes every program that they name, all
+// device libraries, and what hipcc itself is made of.
 func (s *compilerSearch) hipcc(ctx context.Context, h io.Writer, path, real string) error {
 	if err := s.add(h, real); err != nil {
 		return err
@@ -413,8 +417,8 @@ func hipCommands(text string) (programs, libraries []string) {
 	return slices.Compact(programs), slices.Compact(libraries)
 }
 
-// probeHIP does for hipcc what probe does for nvcc: its list has to name what the pass for the host reads, and the lists of the passes for
-// GPUs, which a launcher asks for, what each of them reads.
+// probeHIP does for hipcc what probe does for nvcc: its list has to name what the pass for the host
+// reads, and the lists of the passes for GPUs, which a launcher asks for, what each of them reads.
 func (s *compilerSearch) probeHIP(ctx context.Context, path string) (refused string, final bool) {
 	const high = "gfx90a"
 	dir, err := os.MkdirTemp(s.Temp, "probe")
@@ -461,7 +465,8 @@ func lastLine(out string) string {
 	return strings.TrimSpace(out[strings.LastIndexByte(out, '\n')+1:])
 }
 
-// remembered tries a compiler out once: what is known of it is in a file. What is not final is tried again by the next row.
+// remembered tries a compiler out once: what is known of it is in a file. What is not final is
+// tried again by the next row.
 func (s *compilerSearch) remembered(name string, try func() (refused string, final bool)) string {
 	memo := filepath.Join(s.Memo, name)
 	if text, err := os.ReadFile(memo); err == nil {
@@ -476,8 +481,9 @@ func (s *compilerSearch) remembered(name string, try func() (refused string, fin
 	return refused
 }
 
-// probe compiles a file that reads one header in the pass for the host and one in each pass for a GPU, and looks whether the
-// dependency list has them all. A toolkit with another habit is not shared: changes of a header would go unseen.
+// probe compiles a file that reads one header in the pass for the host and one in each pass for a
+// GPU, and looks whether the dependency list has them all. A toolkit with another habit is not
+// shared: changes of a header would go unseen.
 func (s *compilerSearch) probe(ctx context.Context, path string) (refused string, final bool) {
 	dir, err := os.MkdirTemp(s.Temp, "probe")
 	if err != nil {

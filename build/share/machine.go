@@ -13,7 +13,8 @@ type claim struct {
 	slotSum
 	// Limit is what this kiln takes the machine to have.
 	Limit slotSum `json:"limit"`
-	// Wanted is since when a call waits for nothing but other kilns, Beat when that was last so: who is stopped wants nothing.
+	// Wanted is since when a call waits for other kilns only. Beat is when that was last true: a
+	// kiln that is stopped no longer updates it, and its turn passes on.
 	Wanted time.Time `json:"wanted,omitzero"`
 	Beat   time.Time `json:"beat,omitzero"`
 
@@ -42,8 +43,8 @@ type others struct {
 const (
 	// machinePoll is how often a kiln that waits for others looks.
 	machinePoll = 50 * time.Millisecond
-	// machinePatience is how long one that has calls at work lets others fill the gaps before its next one goes first; one that has
-	// none does not wait.
+	// machinePatience is how long one that has calls at work lets others fill the gaps before its
+	// next one goes first; one that has none does not wait.
 	machinePatience = 5 * time.Second
 	// machineBeat is how old the last sign of one that waits may be.
 	machineBeat = 10 * time.Second

@@ -14,8 +14,9 @@ import (
 	"syscall"
 )
 
-// sharedMachine is where the kilns of one machine meet: a folder with a claim of each. A claim counts as long as its writer holds
-// the lock of the file, so whatever ends a kiln gives back what it had. Nobody has to be started, and nobody is in charge.
+// sharedMachine is where the kilns of one machine meet: a folder with a claim of each. A claim
+// counts as long as its writer holds the lock of the file, so a kiln that ends, in any way, gives
+// back what it had. There is no server and no leader.
 type sharedMachine struct {
 	dir    string
 	ledger *os.File // its lock is held while claims are read and written
@@ -25,8 +26,9 @@ type sharedMachine struct {
 
 const claimSuffix = ".claim"
 
-// machineDir is the folder of those who share memory with this process: all of the machine, or all of the control group if that has a
-// limit of its own, as in a container or under a batch system.
+// machineDir is the folder of the kilns that share memory with this process: all of the machine, or
+// all of the control group if that has a limit of its own, as in a container or under a batch
+// system.
 func machineDir(limited bool) string {
 	name := "kiln-slots"
 	if group, err := os.ReadFile("/proc/self/cgroup"); limited && err == nil {
@@ -36,7 +38,8 @@ func machineDir(limited bool) string {
 	return filepath.Join(os.TempDir(), name)
 }
 
-// openMachine joins the kilns of a machine. The limit is at least that of those who are there.
+// openMachine joins the kilns of a machine. The limit is at least the largest limit of the kilns
+// that are already there.
 func openMachine(dir string, own *claim) (_ *sharedMachine, err error) {
 	// All users of a machine meet: like the folder for temporary files, it is everybody's.
 	if err := os.Mkdir(dir, 0o777); err == nil {
@@ -76,8 +79,8 @@ func openMachine(dir string, own *claim) (_ *sharedMachine, err error) {
 	return m, m.end(own)
 }
 
-// openShared opens a file of all users. One of another user must not be opened as if it were to be created: kernels
-// refuse that in folders such as this one.
+// openShared opens a file of all users. One of another user must not be opened as if it were to be
+// created: kernels refuse that in folders such as this one.
 func openShared(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -86,7 +89,8 @@ func openShared(path string) (*os.File, error) {
 	return f, err
 }
 
-// begin stops the claims of the machine and reads those of others than own. Whatever it returns, end has to follow.
+// begin stops the claims of the machine and reads those of others than own. Whatever it returns,
+// end has to follow.
 func (m *sharedMachine) begin(own string) ([]claim, error) {
 	if err := flock(m.ledger, syscall.LOCK_EX); err != nil {
 		return nil, err
@@ -112,7 +116,7 @@ func (m *sharedMachine) end(own *claim) error {
 	own.Format = claimFormat
 	text, err := json.Marshal(own)
 	if err == nil && !bytes.Equal(text, m.last) {
-		// Nobody reads meanwhile, and half a claim is one of a dead kiln.
+		// Other kilns wait for the lock meanwhile, and half a claim counts as that of a dead kiln.
 		if err = m.file.Truncate(0); err == nil {
 			_, err = m.file.WriteAt(text, 0)
 		}
@@ -162,8 +166,8 @@ func flock(f *os.File, how int) error {
 // runPrefix begins the names of folders with sockets.
 const runPrefix = "kiln-run-"
 
-// newRunDir makes a folder that exists as long as its maker, or a little longer: the next one removes those of the dead.
-// Nobody but this user can enter it.
+// newRunDir makes a folder that exists as long as its maker, or a little longer: the next one
+// removes those of the dead. Only this user can enter it.
 func newRunDir() (dir string, lock *os.File, err error) {
 	old, _ := filepath.Glob(filepath.Join(os.TempDir(), runPrefix+"*"))
 	for _, dir := range old {
@@ -183,7 +187,8 @@ func newRunDir() (dir string, lock *os.File, err error) {
 	return "", nil, err
 }
 
-// removeDead removes a folder whose maker is gone. What is not a folder of this user is not touched.
+// removeDead removes a folder whose maker is gone. What is not a folder of this user is not
+// touched.
 func removeDead(dir string) {
 	info, err := os.Lstat(dir)
 	if err != nil || !info.IsDir() {

@@ -39,8 +39,9 @@ func joined(t interface{ Fatal(args ...any) }, dir string, own, limit slotSum) *
 	return p
 }
 
-// TestMachineProperty: whatever comes, goes and is killed, the kilns of a machine together stay within its limits unless one call runs
-// alone, something always runs if anything waits, and in the end everybody has run.
+// TestMachineProperty: whatever comes, goes and is killed, the kilns of a machine together stay
+// within its limits unless one call runs alone, something always runs if anything waits, and in the
+// end everybody has run.
 func TestMachineProperty(t *testing.T) {
 	root := t.TempDir()
 	n := 0
@@ -88,7 +89,7 @@ func runMachine(t *testing.T, dir string, limit slotSum, steps []machineStep) er
 		c.pool.release(c.slotWaiter, launcher.SlotReport{})
 	}
 	check := func() error {
-		// Everybody has looked, and nobody is patient any more.
+		// Every kiln has looked, and none waits for its turn any more.
 		time.Sleep(machinePatience + 4*machinePoll)
 		var sum slotSum
 		running, waiting := 0, 0
@@ -160,8 +161,8 @@ func runMachine(t *testing.T, dir string, limit slotSum, steps []machineStep) er
 	return nil
 }
 
-// A call that needs the whole machine gets its turn although another kiln always has something smaller, and a kiln without a call at
-// work gets its first slot before the other one gets another.
+// A call that needs the whole machine gets its turn although another kiln always has something
+// smaller, and a kiln without a call at work gets its first slot before the other one gets another.
 func TestMachineTurns(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "slots")
 	synctest.Test(t, func(t *testing.T) {
@@ -257,7 +258,8 @@ func TestMachineStopped(t *testing.T) {
 	})
 }
 
-// What a kiln believes of the machine outlives those that measured before it, and a folder that cannot be used is no machine.
+// What a kiln believes of the machine outlives those that measured before it, and a folder that
+// cannot be used is no machine.
 func TestMachineLimit(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "slots")
 	a := joined(t, dir, slotSum{1, 10}, slotSum{8, 100})
@@ -335,7 +337,8 @@ const (
 	socketEnv = "KILN_TEST_SOCKET" // of the child
 )
 
-// TestMachineChild is a kiln of TestMachineKill: a pool of one processor that serves until it is killed.
+// TestMachineChild is a kiln of TestMachineKill: a pool of one processor that serves until it is
+// killed.
 func TestMachineChild(t *testing.T) {
 	dir := os.Getenv(poolEnv)
 	if dir == "" {
@@ -349,8 +352,8 @@ func TestMachineChild(t *testing.T) {
 	p.serve(listener)
 }
 
-// TestMachineKill: two kilns on a machine of one processor. While one has it the other waits, and a kill -9 of a launcher or of
-// a kiln gives it back.
+// TestMachineKill: two kilns on a machine of one processor. While one has it the other waits, and a
+// kill -9 of a launcher or of a kiln gives it back.
 func TestMachineKill(t *testing.T) {
 	sockets, err := os.MkdirTemp("", "kiln-") //nolint:usetesting // the path of a socket is short
 	if err != nil {
@@ -448,7 +451,8 @@ func TestMachineKill(t *testing.T) {
 	}
 	granted(three)
 
-	// The next kiln waits for the one that is left, and gets the processor when that is killed while another waits.
+	// The next kiln waits for the one that is left, and gets the processor when that is killed
+	// while another waits.
 	c := start("c")
 	four := ask(c)
 	waitFor(t, func() bool {

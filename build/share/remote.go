@@ -20,11 +20,11 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
-// RemoteCache is a compile cache that several machines share: ccache's remote storage. Compilers reach it through kiln, so
-// they need no network and never see the credentials.
+// RemoteCache is a compile cache that several machines share: ccache's remote storage. Compilers
+// reach it through kiln, so they need no network and never see the credentials.
 type RemoteCache struct {
-	// URL is http://HOST/PATH, https://HOST/PATH or redis://HOST:PORT/DB, with ccache's attributes behind bars:
-	// https://cache.example.org/kiln|layout=bazel|read-only=true.
+	// URL is http://HOST/PATH, https://HOST/PATH or redis://HOST:PORT/DB, with ccache's attributes
+	// behind bars: https://cache.example.org/kiln|layout=bazel|read-only=true.
 	URL string
 	// User and Password, or Token (HTTP only), are the credentials.
 	User, Password, Token string

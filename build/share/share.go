@@ -1,7 +1,7 @@
-// Package share lets the rows of a run share their compiles: a pool that bounds what all compilers of
-// the machine use at once, the way to a remote cache, the search for compilers that launchers are
-// put before, ccache itself, and what was learned from the calls. Package launcher is the other end,
-// inside the environments. It knows nothing of stages or sandboxes.
+// Package share lets the rows of a run share their compiles: a pool that bounds what all compilers
+// of the machine use at once, the way to a remote cache, the search for compilers that launchers
+// are put before, ccache itself, and what was learned from the calls. Package launcher is the other
+// end, inside the environments. It knows nothing of stages or sandboxes.
 package share
 
 import (
@@ -34,11 +34,11 @@ type Options struct {
 	// CPU and MemoryBytes are what compilers may use together; zero means this machine.
 	CPU         int
 	MemoryBytes int64
-	// SlotsDir is the folder in which all kilns of a machine say what their compilers use. The default
-	// is one in the system's folder for temporary files.
+	// SlotsDir is the folder in which all kilns of a machine say what their compilers use. The
+	// default is one in the system's folder for temporary files.
 	SlotsDir string
-	// Remote is a cache that is shared with other machines; an empty address means none. Transport is
-	// how one is reached over HTTP.
+	// Remote is a cache that is shared with other machines; an empty address means none. Transport
+	// is how one is reached over HTTP.
 	Remote    RemoteCache
 	Transport http.RoundTripper
 	// Log gets warnings.

@@ -15,8 +15,9 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// slotPool bounds what all compilers of all rows use at once, in this kiln and in all kilns of the machine. The one that is
-// known to need most memory goes first; smaller ones fill the gaps, but not forever.
+// slotPool bounds what all compilers of all rows use at once, in this kiln and in all kilns of the
+// machine. The one that is known to need most memory goes first; smaller ones fill the gaps, but
+// not forever.
 type slotPool struct {
 	cpu         int
 	memoryBytes int64
@@ -24,8 +25,9 @@ type slotPool struct {
 	mu      sync.Mutex
 	used    slotSum
 	running int
-	// machine has the other kilns of this machine; nil means that they are not asked. others is what they use, known while
-	// schedule runs; again looks once more when they may have given something back.
+	// machine has the other kilns of this machine; nil means that they are not asked. others is
+	// what they use, known while schedule runs; again looks once more when they may have given
+	// something back.
 	machine *sharedMachine
 	claim   claim
 	others  others
@@ -57,7 +59,8 @@ func newSlotPool(cpu int, memoryBytes int64, peaks map[string]int64) *slotPool {
 	return &slotPool{cpu: cpu, memoryBytes: memoryBytes, units: map[string]*slotUnit{}, peaks: peaks}
 }
 
-// request puts a call into the queue. Its channel is closed when it may run; then it must be released.
+// request puts a call into the queue. Its channel is closed when it may run; then it must be
+// released.
 func (p *slotPool) request(r launcher.SlotRequest) *slotWaiter {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,7 +100,8 @@ func (p *slotPool) release(w *slotWaiter, report launcher.SlotReport) {
 	}
 }
 
-// join makes the pool one of those of the machine, which together stay within the limits of the machine.
+// join makes the pool one of those of the machine, which together stay within the limits of the
+// machine.
 func (p *slotPool) join(dir string, limit slotSum) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,7 +185,7 @@ func (p *slotPool) start() (waits bool) {
 		blocked := false
 		for i, w := range p.waiting {
 			if !p.free(w) {
-				continue // its twin is at work: it waits for the result, and holds up nobody
+				continue // another row compiles the same file: this call waits for the result, and delays no other
 			}
 			if w.passed >= passLimit {
 				blocked = true
@@ -240,7 +244,8 @@ func (p *slotPool) free(w *slotWaiter) bool {
 	return w.request.Unit == "" || u == nil || !u.busy || u.misses > 1
 }
 
-// fits reports whether there is room, here and in the machine. What is larger than everything runs alone.
+// fits reports whether there is room, here and in the machine. What is larger than everything runs
+// alone.
 func (p *slotPool) fits(w *slotWaiter) bool {
 	if !p.fitsHere(w) {
 		return false
@@ -261,7 +266,8 @@ func (p *slotPool) fitsHere(w *slotWaiter) bool {
 	return p.used.CPU+w.request.CPU <= p.cpu && p.used.MemoryBytes+w.request.MemoryBytes <= p.memoryBytes
 }
 
-// serve answers launchers until the listener is closed, then ends their connections and waits for them.
+// serve answers launchers until the listener is closed, then ends their connections and waits for
+// them.
 func (p *slotPool) serve(listener net.Listener) {
 	var all sync.WaitGroup
 	var mu sync.Mutex

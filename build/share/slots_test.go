@@ -22,8 +22,9 @@ func isReady(w *slotWaiter) bool {
 	}
 }
 
-// TestSlotsProperty: whatever comes and goes, the sums never exceed the limits unless one runs alone, no unit runs
-// twice at once, something always runs if anything waits, and in the end everybody has run.
+// TestSlotsProperty: whatever comes and goes, the sums never exceed the limits unless one runs
+// alone, no unit runs twice at once, something always runs if anything waits, and in the end
+// everybody has run.
 func TestSlotsProperty(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cpu, memory := rapid.IntRange(1, 8).Draw(t, "cpu"), int64(rapid.IntRange(1, 100).Draw(t, "memory"))
@@ -140,7 +141,8 @@ func TestSlotsUnits(t *testing.T) {
 	}
 }
 
-// A slot is held as long as the connection: a launcher that is killed gives it back, one that waits leaves the queue.
+// A slot is held as long as the connection: a launcher that is killed gives it back, one that waits
+// leaves the queue.
 func TestSlotsServe(t *testing.T) {
 	p := newSlotPool(1, 100, nil)
 	path := filepath.Join(t.TempDir(), "slots")

@@ -12,8 +12,8 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
-// LearnUnits finds out on which axes the compiles of packages depend: first from what was read, then from the keys, which
-// have the last word where rows were built that tell.
+// LearnUnits finds out on which axes the compiles of packages depend: first from what was read,
+// then from the keys, which have the last word where rows were built that tell.
 func LearnUnits(all []*calls.Inputs) map[string][]matrix.UnitClass {
 	byPackage := map[string][]*calls.Inputs{}
 	for _, in := range all {
@@ -28,7 +28,8 @@ func LearnUnits(all []*calls.Inputs) map[string][]matrix.UnitClass {
 	return out
 }
 
-// newestVersion returns the rows of the version that was built last: other versions have other files.
+// newestVersion returns the rows of the version that was built last: other versions have other
+// files.
 func newestVersion(rows []*calls.Inputs) []*calls.Inputs {
 	newest := slices.MaxFunc(rows, func(a, b *calls.Inputs) int { return a.Made.Compare(b.Made) })
 	var out []*calls.Inputs
@@ -162,7 +163,8 @@ func differing(a, b *calls.Inputs) []string {
 	return out
 }
 
-// readAxes guesses from the headers that were read, and the compiler. An axis that the user made may do anything.
+// readAxes guesses from the headers that were read, and the compiler. An axis that the user made
+// may do anything.
 func readAxes(c compiled) map[string]bool {
 	axes := map[string]bool{}
 	for axis := range c.in.Axes {

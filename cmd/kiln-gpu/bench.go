@@ -29,7 +29,8 @@ type measurement struct {
 	// CopyFraction is the rate at which the quantized bytes are read over that of a copy.
 	CopyFraction float64      `json:"copy_fraction"`
 	BLAS         *cuda.Timing `json:"cublas,omitempty"`
-	// DenseFraction is the rate of arithmetic over the best that cuBLAS reaches in the same run, 0 without cuBLAS.
+	// DenseFraction is the rate of arithmetic over the best that cuBLAS reaches in the same run, 0
+	// without cuBLAS.
 	DenseFraction float64 `json:"dense_fraction,omitempty"`
 	// Ways are all that were measured, with --tune.
 	Ways []cuda.Timing `json:"ways,omitempty"`

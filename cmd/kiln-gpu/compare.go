@@ -24,7 +24,8 @@ type baseline struct {
 	} `json:"results"`
 }
 
-// The methods of a baseline, by the format of the matrix. Dense weights are [K, N], as those of RunBLAS.
+// The methods of a baseline, by the format of the matrix. Dense weights are [K, N], as those of
+// RunBLAS.
 const (
 	denseMethod  = "fp16_kn"
 	marlinMethod = "marlin_g128"
@@ -32,8 +33,8 @@ const (
 
 var exllamaMethods = map[string]string{"exl2-4": "exl2_4.0", "gptq": "gptq_g128"}
 
-// maxDrift is how far the dense product may be from that of the baseline for times of both to be compared: cards of one
-// kind differ, and so does one card from day to day.
+// maxDrift is how far the dense product may be from that of the baseline for times of both to be
+// compared: cards of one kind differ, and so does one card from day to day.
 const maxDrift = 0.05
 
 func (b *baseline) micros(k, n, m int, method string) (float64, bool) {
@@ -45,7 +46,8 @@ func (b *baseline) micros(k, n, m int, method string) (float64, bool) {
 	return 0, false
 }
 
-// comparison is a line of the table. Ratios are times of the others over kiln's, 0 if there is none.
+// comparison is a line of the table. Ratios are times of the others over kiln's, 0 if there is
+// none.
 type comparison struct {
 	K         int     `json:"k"`
 	N         int     `json:"n"`
@@ -80,7 +82,8 @@ func goal(k, n, m int) float64 {
 	return 0
 }
 
-// met reports whether the line reaches what is wanted of it: its goal, and for GPTQ with few rows not to be slower than Marlin.
+// met reports whether the line reaches what is wanted of it: its goal, and for GPTQ with few rows
+// not to be slower than Marlin.
 func (c comparison) met() bool {
 	if c.Format == "gptq" {
 		return c.M > 64 || c.Marlin == 0 || c.Marlin >= 1

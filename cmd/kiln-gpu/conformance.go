@@ -9,7 +9,8 @@ import (
 	"github.com/kiln-build/kiln/model/quant/quanttest"
 )
 
-// conformance runs the suite of package quanttest, which is written for go test, where there is no Go. It ends the process.
+// conformance runs the suite of package quanttest, which is written for go test, where there is no
+// Go. It ends the process.
 func conformance(open func() (*cuda.Device, error)) {
 	testing.Init()
 	// The flags on the command line are not those of go test.

@@ -24,8 +24,9 @@ type freshMatrix struct {
 	rows   []int
 }
 
-// freshMatrices yields matrices with every mixture of widths, groups of 32, 64 and 128 rows and a last one that may be
-// shorter, with and without permutation and bias; GPTQ of every width; and sizes that no tile divides.
+// freshMatrices yields matrices with every mixture of widths, groups of 32, 64 and 128 rows and a
+// last one that may be shorter, with and without permutation and bias; GPTQ of every width; and
+// sizes that no tile divides.
 func freshMatrices(rng *rand.Rand, yield func(freshMatrix) error) error {
 	exl2 := func(n int, groups []quant.Group, rows ...int) error {
 		tensors := quanttest.EXL2(rng, n, groups)
@@ -199,7 +200,8 @@ func firstDifference(a, b []byte) int {
 	return -1
 }
 
-// sampledError returns ‖got − x·W − bias‖ / ‖x·W + bias‖ over some rows and columns, and NaN if any element at all is NaN.
+// sampledError returns ‖got − x·W − bias‖ / ‖x·W + bias‖ over some rows and columns, and NaN if any
+// element at all is NaN.
 func sampledError(got []float32, x []byte, weights, bias []float32) float64 {
 	n := len(bias)
 	k := len(weights) / n

@@ -13,8 +13,8 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// checkLarge compares products of the sizes that models have, which the suite has not, with float64 in some places: there a
-// product is split in other ways.
+// checkLarge compares products of the sizes that models have, which the suite has not, with float64
+// in some places: there a product is split in other ways.
 func checkLarge(ctx context.Context, out io.Writer, d *cuda.Device) error {
 	rng := rand.New(rand.NewPCG(5, 6))
 	var errs []error

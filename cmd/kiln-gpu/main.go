@@ -1,5 +1,6 @@
-// Command kiln-gpu is the part of kiln that talks to NVIDIA GPUs: it shows the devices, checks kiln's kernels on one of them
-// and measures them. Unlike kiln it needs the C library's dynamic loader.
+// Command kiln-gpu is the part of kiln that talks to NVIDIA GPUs: it shows the devices, checks
+// kiln's kernels on one of them and measures them. Unlike kiln it needs the C library's dynamic
+// loader.
 package main
 
 import (

@@ -91,7 +91,8 @@ func cpu(t *testing.T) quant.Backend {
 	return b
 }
 
-// spoiled is a backend whose products are changed by spoil, which gets activations, the result and the number of the call.
+// spoiled is a backend whose products are changed by spoil, which gets activations, the result and
+// the number of the call.
 type spoiled struct {
 	quant.Backend
 	calls int
@@ -111,7 +112,8 @@ func (s *spoiled) Gemm(ctx context.Context, dst, x quant.Matrix, w quant.Weight,
 	return dst.CopyFrom(out)
 }
 
-// TestConditions runs the checks on the CPU, which passes, and on backends with a fault each, which must not.
+// TestConditions runs the checks on the CPU, which passes, and on backends with a fault each, which
+// must not.
 func TestConditions(t *testing.T) {
 	const k, n = 96, 64
 	everything := func(b quant.Backend) error {
@@ -156,7 +158,8 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestFresh multiplies some of the fresh matrices on the CPU, and on a backend that forgets the last element.
+// TestFresh multiplies some of the fresh matrices on the CPU, and on a backend that forgets the
+// last element.
 func TestFresh(t *testing.T) {
 	forgetful := &spoiled{Backend: cpu(t), spoil: func(_, dst []byte, _, _ int) { dst[len(dst)-2], dst[len(dst)-1] = 0xFF, 0x7F }}
 	good := cpu(t)

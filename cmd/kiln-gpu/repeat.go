@@ -117,8 +117,8 @@ func checkRepeats(ctx context.Context, out io.Writer, b quant.Backend, k, n, tim
 	return err
 }
 
-// checkSpecial holds that an activation that is not finite makes its own row of the result so, all of it, and leaves the bits of
-// others alone.
+// checkSpecial holds that an activation that is not finite makes its own row of the result so, all
+// of it, and leaves the bits of others alone.
 func checkSpecial(ctx context.Context, out io.Writer, b quant.Backend, k, n int) error {
 	rng := rand.New(rand.NewPCG(9, 10))
 	err := onEach(ctx, b, k, n, func(_ string, o *operands) error {
@@ -155,8 +155,8 @@ func checkSpecial(ctx context.Context, out io.Writer, b quant.Backend, k, n int)
 	return err
 }
 
-// checkGraphs records products and compares what the graph computes from new activations with what the call does, also
-// after scratch memory had to grow.
+// checkGraphs records products and compares what the graph computes from new activations with what
+// the call does, also after scratch memory had to grow.
 func checkGraphs(ctx context.Context, out io.Writer, d *cuda.Device, k, n int) error {
 	rng := rand.New(rand.NewPCG(11, 12))
 	err := onEach(ctx, d, k, n, func(_ string, o *operands) (err error) {

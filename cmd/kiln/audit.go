@@ -14,6 +14,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // auditFlags say what wheels are compared with.
@@ -109,14 +110,14 @@ func (a *app) audit(cmd *cobra.Command, files []string, f *auditFlags) error {
 		}
 	}
 	if failed > 0 {
-		return rowsFailedError{fmt.Errorf("%s of %d have errors", ui.Count(failed, "file"), len(files))}
+		return rowsFailedError{fmt.Errorf("%s of %d have errors", units.Count(failed, "file"), len(files))}
 	}
 	return nil
 }
 
 // printAudit shows a report to people: what was found out, then what is wrong.
 func (a *app) printAudit(r *audit.Report, verbose bool) error {
-	fmt.Fprintf(a.stdout, "%s  %s\n", r.File, ui.Bytes(r.Size))
+	fmt.Fprintf(a.stdout, "%s  %s\n", r.File, units.Bytes(r.Size))
 	for _, line := range auditFacts(r) {
 		fmt.Fprintf(a.stdout, "  %-9s %s\n", line[0], line[1])
 	}
@@ -144,7 +145,7 @@ func (a *app) printAudit(r *audit.Report, verbose bool) error {
 	case shown == 0 && notes == 0:
 		fmt.Fprintln(a.stdout, "  no problem found")
 	case notes > 0:
-		fmt.Fprintf(a.stdout, "  %s; -v shows them\n", ui.Count(notes, "note"))
+		fmt.Fprintf(a.stdout, "  %s; -v shows them\n", units.Count(notes, "note"))
 	}
 	if verbose {
 		return a.printObjects(r)
@@ -186,7 +187,7 @@ func auditFacts(r *audit.Report) [][2]string {
 		if len(few) > 4 {
 			few = append(few[:4:4], fmt.Sprintf("and %d more", len(modules)-4))
 		}
-		add("native", "%s; modules: %s", ui.Count(len(r.Objects), "file"), joinOr(few, "none"))
+		add("native", "%s; modules: %s", units.Count(len(r.Objects), "file"), joinOr(few, "none"))
 	}
 	if p := r.Platform; p != nil {
 		needs := []string{}
@@ -237,7 +238,7 @@ func (a *app) printObjects(r *audit.Report) error {
 		t := ui.NewTable("FILE", ">SIZE", "GLIBC", "GLIBCXX", "C++ ABI", "GPUS", "NEEDS")
 		for i := range r.Objects {
 			o := &r.Objects[i]
-			t.Add(o.Path, ui.Bytes(o.Size), o.GLIBC, o.GLIBCXX, string(o.CXXABI), o.Archs(), strings.Join(o.Needed, " "))
+			t.Add(o.Path, units.Bytes(o.Size), o.GLIBC, o.GLIBCXX, string(o.CXXABI), o.Archs(), strings.Join(o.Needed, " "))
 		}
 		if err := t.Write(a.stdout, a.out); err != nil {
 			return err
@@ -317,7 +318,7 @@ func (a *app) writeSnapshot(s *audit.Snapshot, dir string) error {
 	for i := range s.Libraries {
 		symbols += s.Libraries[i].Count
 	}
-	fmt.Fprintf(a.stdout, "%s: %s, %s, %s\n", file, ui.Count(len(s.Libraries), "file"), ui.Count(symbols, "symbol"), ui.Bytes(int64(buf.Len())))
+	fmt.Fprintf(a.stdout, "%s: %s, %s, %s\n", file, units.Count(len(s.Libraries), "file"), units.Count(symbols, "symbol"), units.Bytes(int64(buf.Len())))
 	return nil
 }
 

@@ -118,7 +118,8 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 			return opts, fmt.Errorf("--cache-size: %w", err)
 		}
 	}
-	// The flag, the environment, the file: the first that says something counts. Rows elsewhere get it by the flag.
+	// The flag, the environment, the file: the first that says something counts. Rows elsewhere get
+	// it by the flag.
 	f.cacheRemote = cmp.Or(f.cacheRemote, os.Getenv("KILN_CACHE_REMOTE"), f.plan.cacheRemote)
 	opts.Remote = share.RemoteCache{
 		URL: f.cacheRemote, User: os.Getenv("KILN_CACHE_USER"),
@@ -240,7 +241,7 @@ It may be stopped or killed at any time: the next kiln build continues.`,
 				return err
 			}
 			if failed := result.Count(engine.StatusFailed, engine.StatusCanceled); failed > 0 {
-				return rowsFailedError{fmt.Errorf("%s of %d failed", ui.Count(failed, "row"), len(rows))}
+				return rowsFailedError{fmt.Errorf("%s of %d failed", units.Count(failed, "row"), len(rows))}
 			}
 			return nil
 		},
@@ -299,13 +300,13 @@ func (a *app) printResult(result *build.Result) error {
 			for _, f := range r.Record.Files {
 				n += f.Size
 			}
-			size = ui.Bytes(n)
+			size = units.Bytes(n)
 			if c := r.Record.Compiles; c != nil && c.Calls > 0 {
 				share = fmt.Sprintf("%d/%d", c.Hits, c.Calls)
 			}
 		}
 		if n := r.JobReport.Result.PeakMemoryBytes; n > 0 {
-			peak = ui.Bytes(n)
+			peak = units.Bytes(n)
 		}
 		table.Add(r.Row.ID, string(r.Status), test, ui.Duration(r.Wall), peak, size, share)
 	}
@@ -393,7 +394,7 @@ func statusLines(dir string, s *engine.State) []string {
 			spent = ui.Duration(j.Ended.Sub(j.Started))
 		}
 		if j.PeakMemoryBytes > 0 {
-			peak = ui.Bytes(j.PeakMemoryBytes)
+			peak = units.Bytes(j.PeakMemoryBytes)
 		}
 		stage := j.Stage
 		if j.Status == engine.StatusRunning && j.Total > 0 {
@@ -427,7 +428,8 @@ func findJob(state, name string) (*engine.JobState, error) {
 	return &s.Jobs[i], nil
 }
 
-// oneRow returns the index of the one id that a name or pattern fits. none and hint are what is said when there is none.
+// oneRow returns the index of the one id that a name or pattern fits. none and hint are what is
+// said when there is none.
 func oneRow(ids []string, name, none, hint string) (int, error) {
 	var found []int
 	for i, id := range ids {
@@ -441,7 +443,7 @@ func oneRow(ids []string, name, none, hint string) (int, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return 0, fmt.Errorf("%s fits %s; name one", name, ui.Count(len(found), "row"))
+		return 0, fmt.Errorf("%s fits %s; name one", name, units.Count(len(found), "row"))
 	}
 	if near := diag.Suggest(name, ids); near != "" {
 		hint = "did you mean " + near + "?"

@@ -10,6 +10,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -150,7 +151,7 @@ func (v *buildView) lines() []string {
 		parts = append(parts, "about "+ui.Duration(left)+" left")
 	}
 	if m, err := memory.Read(); err == nil {
-		parts = append(parts, ui.Bytes(m.AvailableBytes)+" memory free")
+		parts = append(parts, units.Bytes(m.AvailableBytes)+" memory free")
 	}
 	out := []string{strings.Join(parts, " · ")}
 	rows := make([]*rowView, 0, len(v.running))

@@ -65,7 +65,7 @@ func (a *app) printCacheStats(stats *share.Stats) error {
 	table := ui.NewTable("ROW", ">CALLS", ">SHARED", ">COMPILED", ">PAST THE CACHE", ">TIME")
 	reasons := map[string]int{}
 	for _, r := range stats.Rows {
-		table.Add(r.Row, ui.Number(r.Calls), ui.Number(r.Hits), ui.Number(r.Misses), ui.Number(r.Bypassed), ui.Duration(time.Duration(r.Seconds*float64(time.Second))))
+		table.Add(r.Row, units.Number(r.Calls), units.Number(r.Hits), units.Number(r.Misses), units.Number(r.Bypassed), ui.Duration(time.Duration(r.Seconds*float64(time.Second))))
 		for why, n := range r.Reasons {
 			reasons[why] += n
 		}
@@ -73,13 +73,13 @@ func (a *app) printCacheStats(stats *share.Stats) error {
 	if err := table.Write(a.stdout, a.out); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "\n%s in all, %s of them different; the cache has %s\n", ui.Count(stats.Calls, "compile"), ui.Number(stats.Unique), ui.Bytes(stats.Bytes))
+	fmt.Fprintf(a.stdout, "\n%s in all, %s of them different; the cache has %s\n", units.Count(stats.Calls, "compile"), units.Number(stats.Unique), units.Bytes(stats.Bytes))
 	for _, why := range slices.Sorted(maps.Keys(reasons)) {
-		fmt.Fprintf(a.stdout, "past the cache %s: %s\n", ui.Count(reasons[why], "time"), why)
+		fmt.Fprintf(a.stdout, "past the cache %s: %s\n", units.Count(reasons[why], "time"), why)
 	}
 	if c := stats.Counters; c != nil {
 		fmt.Fprintf(a.stdout, "ccache: %s hits, %s misses, %s from the remote cache since it was made\n",
-			ui.Number(int(c["direct_cache_hit"]+c["preprocessed_cache_hit"])), ui.Number(int(c["cache_miss"])), ui.Number(int(c["remote_storage_hit"])))
+			units.Number(int(c["direct_cache_hit"]+c["preprocessed_cache_hit"])), units.Number(int(c["cache_miss"])), units.Number(int(c["remote_storage_hit"])))
 	}
 	return nil
 }
@@ -119,7 +119,7 @@ With the SPEC of a module alone it says why kiln jit would compile it again, as 
 				return err
 			}
 			e := explanation{File: args[0]}
-			var units [2]*calls.Unit
+			var compiled [2]*calls.Unit
 			var rows [2]*calls.Inputs
 			for i, name := range args[1:] {
 				if rows[i], err = findCalls(all, name); err != nil {
@@ -129,17 +129,17 @@ With the SPEC of a module alone it says why kiln jit would compile it again, as 
 				if unit == nil {
 					return noSuchFile(args[0], rows[i].Row, names)
 				}
-				units[i], e.Rows[i], e.Keys[i] = unit, rows[i].Row, unit.Key
+				compiled[i], e.Rows[i], e.Keys[i] = unit, rows[i].Row, unit.Key
 			}
-			e.File = strings.TrimPrefix(units[0].Source, launcher.CanonicalWork+"/source/")
+			e.File = strings.TrimPrefix(compiled[0].Source, launcher.CanonicalWork+"/source/")
 			e.Same = e.Keys[0] != "" && e.Keys[0] == e.Keys[1]
 			if !e.Same {
-				e.Diff = calls.Explain(rows[0], rows[1], units[0], units[1])
+				e.Diff = calls.Explain(rows[0], rows[1], compiled[0], compiled[1])
 			}
 			if asJSON {
 				return a.printJSON(e)
 			}
-			for _, line := range e.lines(units) {
+			for _, line := range e.lines(compiled) {
 				fmt.Fprintln(a.stdout, line)
 			}
 			return nil
@@ -151,7 +151,7 @@ With the SPEC of a module alone it says why kiln jit would compile it again, as 
 
 func noSuchFile(file, row string, names []string) error {
 	if slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, file) }) {
-		return fmt.Errorf("%s fits %s in %s; name one: %s", file, ui.Count(len(names), "file"), row, strings.Join(names, ", "))
+		return fmt.Errorf("%s fits %s in %s; name one: %s", file, units.Count(len(names), "file"), row, strings.Join(names, ", "))
 	}
 	hint := "compiled were: " + strings.Join(names, ", ")
 	if near := diag.Suggest(file, names); near != "" {
@@ -174,10 +174,10 @@ func findCalls(all []*calls.Inputs, name string) (*calls.Inputs, error) {
 }
 
 // lines says it for people.
-func (e *explanation) lines(units [2]*calls.Unit) []string {
+func (e *explanation) lines(compiled [2]*calls.Unit) []string {
 	out := []string{e.File}
 	for i, row := range e.Rows {
-		u := units[i]
+		u := compiled[i]
 		text := fmt.Sprintf("  %s: %s", row, u.Result)
 		if u.Why != "" {
 			text += ", " + u.Why
@@ -198,7 +198,7 @@ func (e *explanation) lines(units [2]*calls.Unit) []string {
 	case d.What == "file":
 		line := "the first file that differs: " + d.Name
 		if d.More > 0 {
-			line += fmt.Sprintf(" (and %s more)", ui.Number(d.More))
+			line += fmt.Sprintf(" (and %s more)", units.Number(d.More))
 		}
 		return append(out, line, "  "+d.A, "  "+d.B)
 	case e.Keys[0] == "" || e.Keys[1] == "":
@@ -241,7 +241,7 @@ func (a *app) cacheGCCommand(state *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(a.stdout, "the compile cache had %s and has %s\n", ui.Bytes(before), ui.Bytes(after))
+			fmt.Fprintf(a.stdout, "the compile cache had %s and has %s\n", units.Bytes(before), units.Bytes(after))
 			return nil
 		},
 	}

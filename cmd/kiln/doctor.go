@@ -16,6 +16,7 @@ import (
 
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/machine"
 )
 
@@ -145,7 +146,7 @@ func doctorError(r *machine.Report, need []string) error {
 	case len(missing) > 0:
 		return rowsFailedError{fmt.Errorf("this machine lacks %s", strings.Join(missing, ", "))}
 	case n > 0:
-		return rowsFailedError{errors.New(ui.Count(n, "problem") + " found")}
+		return rowsFailedError{errors.New(units.Count(n, "problem") + " found")}
 	}
 	return nil
 }
@@ -169,7 +170,7 @@ func (a *app) printReport(r *machine.Report, verbose bool, took time.Duration) e
 		fmt.Fprintf(w, ", glibc %s", m.GLIBC)
 	}
 	if m.CPUs > 0 {
-		fmt.Fprintf(w, ", %s, %s of memory free", ui.Count(m.CPUs, "CPU"), ui.Bytes(m.MemoryBytes))
+		fmt.Fprintf(w, ", %s, %s of memory free", units.Count(m.CPUs, "CPU"), units.Bytes(m.MemoryBytes))
 	}
 	fmt.Fprint(w, "\n\n")
 	found := ui.NewTable("FOUND", "VERSION", "WHERE")

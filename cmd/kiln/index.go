@@ -15,6 +15,7 @@ import (
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/web"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -296,7 +297,7 @@ func (a *app) printChanges(store *index.Store, changes []index.Change, problems 
 		var parts []string
 		for _, action := range []string{"added", "moved", "removed", "yanked", "unyanked", "unchanged"} {
 			if counts[action] > 0 {
-				parts = append(parts, ui.Count(counts[action], "file")+" "+action)
+				parts = append(parts, units.Count(counts[action], "file")+" "+action)
 			}
 		}
 		if len(parts) == 0 {
@@ -308,7 +309,7 @@ func (a *app) printChanges(store *index.Store, changes []index.Change, problems 
 		fmt.Fprintln(a.stderr, p)
 	}
 	if len(problems) > 0 {
-		return rowsFailedError{fmt.Errorf("%s not published", ui.Count(len(problems), "file"))}
+		return rowsFailedError{fmt.Errorf("%s not published", units.Count(len(problems), "file"))}
 	}
 	return nil
 }
@@ -541,7 +542,7 @@ func (a *app) indexListCommand() *cobra.Command {
 				if !f.UploadTime.IsZero() {
 					uploaded = f.UploadTime.Format(time.DateOnly)
 				}
-				table.Add(f.Project, f.Filename, ui.Bytes(f.Size), f.Built.String(), uploaded, mark)
+				table.Add(f.Project, f.Filename, units.Bytes(f.Size), f.Built.String(), uploaded, mark)
 			}
 			return table.Write(a.stdout, a.out)
 		},
@@ -584,7 +585,7 @@ func (a *app) listViews(catalog *index.Catalog, asJSON bool) error {
 	}
 	table := ui.NewTable("URL", ">PROJECTS", ">FILES", "ALSO AT")
 	for _, l := range lines {
-		table.Add(path.Join("/", l.Path, "simple")+"/", ui.Number(l.Projects), ui.Number(l.Files), strings.Join(l.Aliases, " "))
+		table.Add(path.Join("/", l.Path, "simple")+"/", units.Number(l.Projects), units.Number(l.Files), strings.Join(l.Aliases, " "))
 	}
 	return table.Write(a.stdout, a.out)
 }
@@ -631,13 +632,13 @@ pages anew and removes what belongs to nothing. Exit code 1 means that something
 				}
 			}
 			if bad > 0 {
-				return rowsFailedError{fmt.Errorf("%s: %s", dir, ui.Count(bad, "problem"))}
+				return rowsFailedError{fmt.Errorf("%s: %s", dir, units.Count(bad, "problem"))}
 			}
 			if asJSON {
 				return nil
 			}
-			_, err = fmt.Fprintf(a.stdout, "good: %s in %s, %s hosted, %s\n", ui.Count(report.Files, "file"),
-				ui.Count(report.Projects, "project"), ui.Number(report.Hosted), ui.Count(report.Pages, "page"))
+			_, err = fmt.Fprintf(a.stdout, "good: %s in %s, %s hosted, %s\n", units.Count(report.Files, "file"),
+				units.Count(report.Projects, "project"), units.Number(report.Hosted), units.Count(report.Pages, "page"))
 			return err
 		},
 	}

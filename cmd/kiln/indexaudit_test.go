@@ -13,8 +13,8 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
-// TestIndexAudit: what `kiln build` recorded of a wheel is on its page and in the catalog; a record of
-// other bytes is not; a wheel without one is looked at.
+// TestIndexAudit: what `kiln build` recorded of a wheel is on its page and in the catalog; a record
+// of other bytes is not; a wheel without one is looked at.
 func TestIndexAudit(t *testing.T) {
 	dist, site := t.TempDir(), filepath.Join(t.TempDir(), "site")
 	const recorded, rebuilt = "demo_ext-1.0+cu128.torch2.9-cp312-cp312-linux_x86_64.whl", "demo_ext-1.1+cu128.torch2.9-cp312-cp312-linux_x86_64.whl"

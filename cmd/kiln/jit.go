@@ -227,7 +227,7 @@ func (v *jitView) event(e jit.Event) {
 	case jit.EventWarning:
 		v.live.Print("warning: " + e.Text)
 	case jit.EventCompile:
-		text := fmt.Sprintf("compiling %s: %d of %s, %s", v.name, e.Done, ui.Count(e.Total, "file"), ui.Duration(time.Since(v.began)))
+		text := fmt.Sprintf("compiling %s: %d of %s, %s", v.name, e.Done, units.Count(e.Total, "file"), ui.Duration(time.Since(v.began)))
 		if v.live.IsLive() {
 			v.live.Set([]string{text + " " + e.Text})
 		} else if e.Done == 0 || time.Since(v.last) > plainEvery {
@@ -388,12 +388,12 @@ func (a *app) jitGC(ctx context.Context, dir, maxSize string, dryRun, asJSON boo
 
 func (a *app) printRemoved(r *jit.GCReport, word string) {
 	for _, e := range r.Removed {
-		fmt.Fprintf(a.stdout, "%s %s %.14s, %s, last used %s\n", word, e.Name, e.Key, ui.Bytes(e.Bytes), e.Used.Local().Format(time.DateTime))
+		fmt.Fprintf(a.stdout, "%s %s %.14s, %s, last used %s\n", word, e.Name, e.Key, units.Bytes(e.Bytes), e.Used.Local().Format(time.DateTime))
 	}
 }
 
 func (a *app) printGC(r *jit.GCReport, dir, word string) error {
 	a.printRemoved(r, word)
-	_, err := fmt.Fprintf(a.stdout, "%s of %s stay, in %s\n", ui.Count(r.Kept, "module"), ui.Bytes(r.KeptBytes), dir)
+	_, err := fmt.Fprintf(a.stdout, "%s of %s stay, in %s\n", units.Count(r.Kept, "module"), units.Bytes(r.KeptBytes), dir)
 	return err
 }

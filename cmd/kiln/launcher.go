@@ -12,8 +12,8 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// launcherCommand is what kiln build runs inside environments, around the compilers. Compiling itself does not come here:
-// see package launcher.
+// launcherCommand is what kiln build runs inside environments, around the compilers. Compiling
+// itself does not come here: see package launcher.
 func (a *app) launcherCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "launcher", Short: "Prepare and read compiler launchers inside build environments", Hidden: true,

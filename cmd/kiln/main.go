@@ -16,6 +16,7 @@ import (
 	"github.com/kiln-build/kiln/internal/diag"
 	children "github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // Exit codes: a contract with scripts.
@@ -63,7 +64,7 @@ func (a *app) exitCode(err error) int {
 	case errors.As(err, &list):
 		// Printed with source lines where it arose.
 		if n := list.Diagnostics.Count(diag.Error); n > 0 {
-			fmt.Fprintf(a.stderr, "kiln: %s\n", ui.Count(n, "error"))
+			fmt.Fprintf(a.stderr, "kiln: %s\n", units.Count(n, "error"))
 		}
 		return exitUsage
 	}

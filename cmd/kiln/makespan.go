@@ -120,14 +120,14 @@ func (m *planMakespan) MarshalJSON() ([]byte, error) {
 
 // makespanText says what the estimate is, and what is not in it.
 func makespanText(m *planMakespan) string {
-	where := fmt.Sprintf("on %s with %s each", ui.Count(m.cluster.Nodes, "machine"), ui.Count(m.cluster.CPUs, "processor"))
+	where := fmt.Sprintf("on %s with %s each", units.Count(m.cluster.Nodes, "machine"), units.Count(m.cluster.CPUs, "processor"))
 	if m.measured == 0 {
 		return where + ": unknown until rows have been built\n"
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: estimated %s, longest rows first; not less than %s (the work of all %s, the longest row %s)\n",
 		where, ui.Duration(m.Longest), ui.Duration(m.Bound()), ui.Duration(max(m.Work, m.Memory)), ui.Duration(m.Path))
-	basis := fmt.Sprintf("%d of %s measured", m.measured, ui.Count(m.rows, "row"))
+	basis := fmt.Sprintf("%d of %s measured", m.measured, units.Count(m.rows, "row"))
 	if m.guessed > 0 {
 		basis += fmt.Sprintf(", %d taken for the mean of others", m.guessed)
 	}

@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// TestKubernetesManifest does what the pods of the Job in docs/cluster.md do: the command of each index with rows.txt and a folder that all see. The API server
-// is not asked.
+// TestKubernetesManifest does what the pods of the Job in docs/cluster.md do: the command of each
+// index with rows.txt and a folder that all see. The API server is not asked.
 func TestKubernetesManifest(t *testing.T) {
 	page, err := os.ReadFile("../../docs/cluster.md")
 	if err != nil {

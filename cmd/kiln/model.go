@@ -94,7 +94,7 @@ func (a *app) printProblems(err error, asJSON bool) error {
 	for _, p := range problems {
 		fmt.Fprintln(a.stderr, p)
 	}
-	return fmt.Errorf("%s; nothing was written", ui.Count(len(problems), "problem"))
+	return fmt.Errorf("%s; nothing was written", units.Count(len(problems), "problem"))
 }
 
 func (a *app) modelPlanCommand() *cobra.Command {
@@ -165,10 +165,10 @@ sources are only read.`,
 			}
 			resumed := ""
 			if result.Resumed > 0 {
-				resumed = fmt.Sprintf(" (%s taken over from an interrupted run)", ui.Count(result.Resumed, "shard"))
+				resumed = fmt.Sprintf(" (%s taken over from an interrupted run)", units.Count(result.Resumed, "shard"))
 			}
-			_, err = fmt.Fprintf(a.stdout, "%s: %s in %s%s, %s, %s/s\n", result.Out, ui.Bytes(result.Bytes), ui.Count(result.Shards, "shard"), resumed,
-				ui.Duration(result.Elapsed), ui.Bytes(int64(float64(result.Bytes)/max(result.Elapsed.Seconds(), 1e-3))))
+			_, err = fmt.Fprintf(a.stdout, "%s: %s in %s%s, %s, %s/s\n", result.Out, units.Bytes(result.Bytes), units.Count(result.Shards, "shard"), resumed,
+				ui.Duration(result.Elapsed), units.Bytes(int64(float64(result.Bytes)/max(result.Elapsed.Seconds(), 1e-3))))
 			return err
 		},
 	}
@@ -256,7 +256,7 @@ digests to compare with; --structure does without them.`,
 				fmt.Fprintln(a.stderr, p)
 			}
 			if !report.OK() {
-				return rowsFailedError{fmt.Errorf("%s: %s", args[0], ui.Count(len(report.Problems), "problem"))}
+				return rowsFailedError{fmt.Errorf("%s: %s", args[0], units.Count(len(report.Problems), "problem"))}
 			}
 			if asJSON {
 				return nil
@@ -268,10 +268,10 @@ digests to compare with; --structure does without them.`,
 			if opts.Structure {
 				verdict = "good structure"
 			} else {
-				against = fmt.Sprintf("%s and %s as in the manifest", ui.Count(report.Files, "file"), ui.Count(report.Tensors, "tensor"))
+				against = fmt.Sprintf("%s and %s as in the manifest", units.Count(report.Files, "file"), units.Count(report.Tensors, "tensor"))
 			}
 			_, err = fmt.Fprintf(a.stdout, "%s: %s (%s; %s checked; %s compared with the source)\n",
-				report.Dir, verdict, against, ui.Count(report.Matrices, "quantized layer"), ui.Count(report.Sources, "tensor"))
+				report.Dir, verdict, against, units.Count(report.Matrices, "quantized layer"), units.Count(report.Sources, "tensor"))
 			return err
 		},
 	}

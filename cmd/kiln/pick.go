@@ -15,7 +15,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/pick"
-	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -138,7 +138,7 @@ func noFit(project string, p *pick.Result) error {
 	near := p.Near[0]
 	text := near.Misses[0].Text
 	if n := len(near.Misses) - 1; n > 0 {
-		text += fmt.Sprintf(" (and %s)", ui.Count(n, "more thing"))
+		text += fmt.Sprintf(" (and %s)", units.Count(n, "more thing"))
 	}
 	return fmt.Errorf("no file of %s fits; the nearest, %s, %s", project, near.Filename, text)
 }

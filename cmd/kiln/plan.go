@@ -16,6 +16,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -240,7 +241,7 @@ func (a *app) printGitHubMatrix(p *matrix.Plan) error {
 	}
 	if parts > 1 {
 		fmt.Fprintf(a.stderr, "note: %s are split into %d parts, as GitHub makes at most %d jobs from one matrix\n",
-			ui.Count(len(p.Rows), "row"), parts, matrix.GitHubMaxJobs)
+			units.Count(len(p.Rows), "row"), parts, matrix.GitHubMaxJobs)
 	}
 	_, err = fmt.Fprintf(a.stdout, "%s\n", text)
 	return err
@@ -343,12 +344,12 @@ func (a *app) printPlan(p *planned) error {
 		}
 		fmt.Fprintln(w)
 	}
-	summary := ui.Count(len(plan.Rows), "row")
+	summary := units.Count(len(plan.Rows), "row")
 	if n := len(plan.Skipped); n > 0 {
-		summary += fmt.Sprintf(", %s skipped", ui.Number(n))
+		summary += fmt.Sprintf(", %s skipped", units.Number(n))
 	}
 	if plan.Unselected > 0 {
-		summary += fmt.Sprintf(", %s not selected", ui.Number(plan.Unselected))
+		summary += fmt.Sprintf(", %s not selected", units.Number(plan.Unselected))
 	}
 	fmt.Fprintln(w, summary)
 	if len(plan.Rows) > 0 {
@@ -385,7 +386,7 @@ func writeSkips(w io.Writer, term ui.Terminal, skips []matrix.Skip) error {
 	}
 	table := ui.NewTable(">SKIPPED", "WHY", "WHERE", "FOR EXAMPLE")
 	for _, key := range order {
-		table.Add(ui.Number(counts[key]), key.reason, key.pos.String(), example[key])
+		table.Add(units.Number(counts[key]), key.reason, key.pos.String(), example[key])
 	}
 	return table.Write(w, term)
 }
@@ -406,7 +407,7 @@ func countLine(counts map[string]int) string {
 func estimateLine(e matrix.Estimate) string {
 	compiles := "unknown"
 	if e.CompileRows > 0 {
-		compiles = fmt.Sprintf("%s, %s if shared", ui.Number(e.Calls), ui.Number(e.UniqueCalls))
+		compiles = fmt.Sprintf("%s, %s if shared", units.Number(e.Calls), units.Number(e.UniqueCalls))
 	}
 	if e.Known == 0 {
 		return fmt.Sprintf("compiler calls: %s; time, memory, disk and size: unknown until rows have been built", compiles)
@@ -416,5 +417,5 @@ func estimateLine(e matrix.Estimate) string {
 		basis = fmt.Sprintf(" (from %d of %d rows)", e.Known, e.Rows)
 	}
 	return fmt.Sprintf("compiler calls: %s; time %s, memory up to %s, disk up to %s, %s to publish%s",
-		compiles, ui.Duration(e.Time), ui.Bytes(e.PeakMemoryBytes), ui.Bytes(e.DiskBytes), ui.Bytes(e.FileBytes), basis)
+		compiles, ui.Duration(e.Time), units.Bytes(e.PeakMemoryBytes), units.Bytes(e.DiskBytes), units.Bytes(e.FileBytes), basis)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 )
@@ -254,10 +255,10 @@ func (p *publication) run(ctx context.Context) error {
 func refusals(files, rows int) error {
 	var parts []string
 	if files > 0 {
-		parts = append(parts, ui.Count(files, "file")+" not published")
+		parts = append(parts, units.Count(files, "file")+" not published")
 	}
 	if rows > 0 {
-		parts = append(parts, ui.Count(rows, "row")+" missing")
+		parts = append(parts, units.Count(rows, "row")+" missing")
 	}
 	if len(parts) == 0 {
 		return nil
@@ -330,7 +331,7 @@ func (p *publication) runIndex(ctx context.Context) error {
 		p.printListing(listed)
 	}
 	if err == nil && len(listed.Problems) > 0 {
-		err = rowsFailedError{fmt.Errorf("%s not in the index", ui.Count(len(listed.Problems), "file"))}
+		err = rowsFailedError{fmt.Errorf("%s not in the index", units.Count(len(listed.Problems), "file"))}
 	}
 	return err
 }
@@ -364,7 +365,7 @@ func (p *publication) runPrune(ctx context.Context) error {
 	table := ui.NewTable("TAG", "FILE", ">SIZE", "WHY")
 	var size int64
 	for _, r := range removals {
-		table.Add(r.Tag, r.File.Name, ui.Bytes(r.File.Size), r.Why)
+		table.Add(r.Tag, r.File.Name, units.Bytes(r.File.Size), r.Why)
 		size += r.File.Size
 	}
 	if len(removals) > 0 {
@@ -377,7 +378,7 @@ func (p *publication) runPrune(ctx context.Context) error {
 	if !p.upload {
 		verb = "would be removed; --release 1 removes them"
 	}
-	fmt.Fprintf(p.stdout, "%s, %s, %s\n", ui.Count(len(removals), "file"), ui.Bytes(size), verb)
+	fmt.Fprintf(p.stdout, "%s, %s, %s\n", units.Count(len(removals), "file"), units.Bytes(size), verb)
 	return nil
 }
 
@@ -390,7 +391,7 @@ func (p *publication) printPublishPlan(plan *publish.Plan) error {
 			continue
 		}
 		shown++
-		table.Add(a.Do, a.Tag, a.File.Name, ui.Bytes(a.File.Size), a.Why)
+		table.Add(a.Do, a.Tag, a.File.Name, units.Bytes(a.File.Size), a.Why)
 	}
 	if shown > 0 {
 		if err := table.Write(p.stdout, p.out); err != nil {
@@ -400,8 +401,8 @@ func (p *publication) printPublishPlan(plan *publish.Plan) error {
 	}
 	p.printRows(plan.Missing())
 	p.printStrangers(plan)
-	fmt.Fprintf(p.stdout, "%s: %s to upload (%s), %s there already", plan.Target, ui.Count(plan.Count(publish.DoUpload, publish.DoReplace), "file"), ui.Bytes(plan.Bytes()),
-		ui.Number(plan.Count(publish.DoPresent, publish.DoCheck)))
+	fmt.Fprintf(p.stdout, "%s: %s to upload (%s), %s there already", plan.Target, units.Count(plan.Count(publish.DoUpload, publish.DoReplace), "file"), units.Bytes(plan.Bytes()),
+		units.Number(plan.Count(publish.DoPresent, publish.DoCheck)))
 	if n := plan.Count(publish.DoReplace); n > 0 {
 		fmt.Fprintf(p.stdout, ", %d of them replacing others", n)
 	}
@@ -429,17 +430,17 @@ func (p *publication) printRows(rows []publish.RowState) {
 
 func (p *publication) printStrangers(plan *publish.Plan) {
 	if len(plan.Strangers) > 0 {
-		fmt.Fprintf(p.stderr, "kiln: note: %s in dist belong to no row of the plan and are not published: %s\n", ui.Count(len(plan.Strangers), "file"), strings.Join(plan.Strangers, ", "))
+		fmt.Fprintf(p.stderr, "kiln: note: %s in dist belong to no row of the plan and are not published: %s\n", units.Count(len(plan.Strangers), "file"), strings.Join(plan.Strangers, ", "))
 	}
 }
 
 func (p *publication) printPublished(r *publish.Result, listed *publish.Listing) error {
 	table := ui.NewTable("FILE", "TAG", ">SIZE", "RESULT")
 	for _, a := range r.Uploaded {
-		table.Add(a.File.Name, a.Tag, ui.Bytes(a.File.Size), "uploaded, verified")
+		table.Add(a.File.Name, a.Tag, units.Bytes(a.File.Size), "uploaded, verified")
 	}
 	for _, f := range r.Failed {
-		table.Add(f.File.Name, f.Tag, ui.Bytes(f.File.Size), "not published: "+f.Error)
+		table.Add(f.File.Name, f.Tag, units.Bytes(f.File.Size), "not published: "+f.Error)
 	}
 	if len(r.Uploaded)+len(r.Failed) > 0 {
 		if err := table.Write(p.stdout, p.out); err != nil {
@@ -451,10 +452,10 @@ func (p *publication) printPublished(r *publish.Result, listed *publish.Listing)
 	p.printStrangers(r.Plan)
 	p.printListing(listed)
 	if len(r.Uploaded) == 0 && len(r.Failed) == 0 {
-		fmt.Fprintf(p.stdout, "%s: nothing to do, all %s are there\n", r.Plan.Target, ui.Count(len(r.Present), "file"))
+		fmt.Fprintf(p.stdout, "%s: nothing to do, all %s are there\n", r.Plan.Target, units.Count(len(r.Present), "file"))
 		return nil
 	}
-	fmt.Fprintf(p.stdout, "%s: %s uploaded and verified (%s), %s there already\n", r.Plan.Target, ui.Count(len(r.Uploaded), "file"), ui.Bytes(r.Plan.Bytes()), ui.Number(len(r.Present)))
+	fmt.Fprintf(p.stdout, "%s: %s uploaded and verified (%s), %s there already\n", r.Plan.Target, units.Count(len(r.Uploaded), "file"), units.Bytes(r.Plan.Bytes()), units.Number(len(r.Present)))
 	return nil
 }
 
@@ -465,12 +466,12 @@ func (p *publication) printListing(l *publish.Listing) {
 	for _, problem := range l.Problems {
 		fmt.Fprintf(p.stderr, "kiln: not in the index: %s\n", problem)
 	}
-	fmt.Fprintf(p.stdout, "index %s: %s, %s in %s", l.Dir, ui.Count(len(l.Changes), "change"), ui.Bytes(l.Bytes), ui.Count(l.Files, "page"))
+	fmt.Fprintf(p.stdout, "index %s: %s, %s in %s", l.Dir, units.Count(len(l.Changes), "change"), units.Bytes(l.Bytes), units.Count(l.Files, "page"))
 	if l.Commit != "" {
 		fmt.Fprintf(p.stdout, ", pushed as %.12s", l.Commit)
 	}
 	fmt.Fprintln(p.stdout)
 	if l.Bytes > publish.GitHubPagesBytes {
-		fmt.Fprintf(p.stderr, "kiln: warning: GitHub Pages takes sites of up to %s\n", ui.Bytes(publish.GitHubPagesBytes))
+		fmt.Fprintf(p.stderr, "kiln: warning: GitHub Pages takes sites of up to %s\n", units.Bytes(publish.GitHubPagesBytes))
 	}
 }

@@ -19,7 +19,8 @@ import (
 
 func init() { scriptCommands["built"] = scriptBuilt }
 
-// scriptBuilt finishes the rows of a packages.yml as a build would, without building. A text makes other bytes.
+// scriptBuilt finishes the rows of a packages.yml as a build would, without building. A text makes
+// other bytes.
 //
 //	built packages.yml [ROW [TEXT]]
 func scriptBuilt(ts *testscript.TestScript, neg bool, args []string) {

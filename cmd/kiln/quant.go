@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/model/quant"
 	"github.com/kiln-build/kiln/model/safetensors"
 )
@@ -81,7 +82,7 @@ func (a *app) printLayers(layers []quant.LayerInfo) error {
 	if err := table.Write(a.stdout, a.out); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(a.stdout, "\n%s; widths are bits:rows\n", ui.Count(len(layers), "layer"))
+	_, err := fmt.Fprintf(a.stdout, "\n%s; widths are bits:rows\n", units.Count(len(layers), "layer"))
 	return err
 }
 

@@ -87,7 +87,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// sharingTools returns the root of the CUDA toolkit among the packages of an interpreter, or "" if it or ccache is missing.
+// sharingTools returns the root of the CUDA toolkit among the packages of an interpreter, or "" if
+// it or ccache is missing.
 func sharingTools(t *testing.T, python string) string {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(filepath.Dir(python), "..", "lib", "python3*", "site-packages", "nvidia", "cu13", "bin", "nvcc"))

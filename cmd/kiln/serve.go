@@ -228,7 +228,7 @@ func (a *app) announce(f serveFlags, scheme string, listeners []net.Listener, st
 		url = f.baseURL
 	}
 	projects, files := server.Catalog().Len()
-	fmt.Fprintf(a.stdout, "%s: %s, %s\n", store.Dir(), ui.Count(projects, "project"), ui.Count(files, "file"))
+	fmt.Fprintf(a.stdout, "%s: %s, %s\n", store.Dir(), units.Count(projects, "project"), units.Count(files, "file"))
 	fmt.Fprintf(a.stdout, "  pages     %s\n", url)
 	fmt.Fprintf(a.stdout, "  install   pip install PACKAGE --only-binary PACKAGE --extra-index-url %ssimple/\n", url)
 	if !f.readOnly {

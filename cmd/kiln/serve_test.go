@@ -198,7 +198,8 @@ func TestServeTLS(t *testing.T) {
 	}
 }
 
-// TestServeFinishes: a download that is under way when the server is told to stop is finished, and nothing new begins.
+// TestServeFinishes: a download that is under way when the server is told to stop is finished, and
+// nothing new begins.
 func TestServeFinishes(t *testing.T) {
 	s, wheel := startServe(t, serveFlags{})
 	sum := fmt.Sprintf("%x", sha256.Sum256(wheel))

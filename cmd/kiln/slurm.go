@@ -24,7 +24,8 @@ const (
 	slurmQueued = 1000
 )
 
-// useSlurm makes the options those of a build on a cluster. f.runner becomes what rows are built in on the nodes.
+// useSlurm makes the options those of a build on a cluster. f.runner becomes what rows are built in
+// on the nodes.
 func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (build.Options, error) {
 	config, err := slurm.ReadConfig(cmp.Or(f.slurmConfig, os.Getenv("KILN_SLURM_CONFIG")))
 	if err != nil {
@@ -73,7 +74,8 @@ func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (
 	return opts, err
 }
 
-// workerCommand is what a job runs: kiln with the flags of this build, as far as they are about a single row.
+// workerCommand is what a job runs: kiln with the flags of this build, as far as they are about a
+// single row.
 func workerCommand(cmd *cobra.Command, program string, f *buildFlags, config *slurm.Config, remote string) []string {
 	argv := []string{program, workerName, "--runner=" + f.runner}
 	if config.Scratch != "" {

@@ -10,7 +10,8 @@ import (
 	"github.com/kiln-build/kiln/engine/slurm"
 )
 
-// TestWorkerFlags: a job gets the flags of the build that are about a row, and its own command takes them all.
+// TestWorkerFlags: a job gets the flags of the build that are about a row, and its own command
+// takes them all.
 func TestWorkerFlags(t *testing.T) {
 	var flags buildFlags
 	cmd := &cobra.Command{Use: "build"}

@@ -18,6 +18,7 @@ import (
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -92,7 +93,7 @@ func (a *app) testRows(ctx context.Context, flags *buildFlags, opts build.Option
 		return err
 	}
 	if failed := result.Count(engine.StatusFailed, engine.StatusCanceled); err == nil && failed > 0 {
-		return rowsFailedError{fmt.Errorf("%s of %d failed", ui.Count(failed, "row"), len(rows))}
+		return rowsFailedError{fmt.Errorf("%s of %d failed", units.Count(failed, "row"), len(rows))}
 	}
 	return err
 }
@@ -145,7 +146,7 @@ func (a *app) testFiles(ctx context.Context, opts build.Options, files []string,
 		}
 	}
 	if failed > 0 {
-		return rowsFailedError{fmt.Errorf("%s of %d failed", ui.Count(failed, "wheel"), len(files))}
+		return rowsFailedError{fmt.Errorf("%s of %d failed", units.Count(failed, "wheel"), len(files))}
 	}
 	return nil
 }

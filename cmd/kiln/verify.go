@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/publish"
 )
 
@@ -85,7 +86,7 @@ func (a *app) verify(ctx context.Context, paths []string, opts publish.VerifyOpt
 		}
 	}
 	if bad > 0 {
-		return rowsFailedError{fmt.Errorf("%s of %d not as published", ui.Count(bad, "wheel"), len(paths))}
+		return rowsFailedError{fmt.Errorf("%s of %d not as published", units.Count(bad, "wheel"), len(paths))}
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
+	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/workflow"
@@ -103,7 +104,7 @@ func (a *app) warnRows(plan *matrix.Plan) {
 		fmt.Fprintf(a.stderr, "kiln: warning: %s\n", warning)
 	}
 	if windows > 0 {
-		fmt.Fprintf(a.stderr, "kiln: note: %s need Windows runners; that part of the workflow is checked by actionlint, not by running it\n", ui.Count(windows, "row"))
+		fmt.Fprintf(a.stderr, "kiln: note: %s need Windows runners; that part of the workflow is checked by actionlint, not by running it\n", units.Count(windows, "row"))
 	}
 }
 
@@ -218,7 +219,7 @@ func (a *app) workflowFreeDiskCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(a.stdout, "%s were free, %s are\n", ui.Bytes(before), ui.Bytes(after))
+			fmt.Fprintf(a.stdout, "%s were free, %s are\n", units.Bytes(before), units.Bytes(after))
 			return nil
 		},
 	}

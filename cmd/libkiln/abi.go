@@ -1,9 +1,11 @@
-// Command libkiln is kiln's quantized products as a library for C and for everything that can call C:
+// Command libkiln is kiln's quantized products as a library for C and for everything that can call
+// C:
 //
 //	CGO_ENABLED=1 go build -buildmode=c-shared -o libkiln.so ./cmd/libkiln
 //
-// This file is the ABI. The header kiln.h and the Python declarations are made from it by `go generate`: the types from the
-// comment above import "C", a function from each that is exported. What the functions do is in internal/library.
+// This file is the ABI. The header kiln.h and the Python declarations are made from it by `go
+// generate`: the types from the comment above import "C", a function from each that is exported.
+// What the functions do is in internal/library.
 package main
 
 /*
@@ -62,7 +64,8 @@ enum kiln_place {
 // A matrix. 0 is none. A number is never used again, so one that was freed is noticed.
 typedef uint64_t kiln_matrix;
 
-// A tensor, dense and row-major, in memory of the caller. It is read while the call runs and never changed.
+// A tensor, dense and row-major, in memory of the caller. It is read while the call runs and never
+// changed.
 typedef struct kiln_tensor {
 	const void *data; // NULL: there is no such tensor
 	int64_t shape[2];
@@ -72,7 +75,8 @@ typedef struct kiln_tensor {
 	int32_t reserved; // 0
 } kiln_tensor;
 
-// What an EXL2 matrix is made of. All of it 0 but for size, device and the tensors is what exllamav2 does with tensors from disk.
+// What an EXL2 matrix is made of. All of it 0 but for size, device and the tensors is what
+// exllamav2 does with tensors from disk.
 typedef struct kiln_exl2 {
 	int64_t size; // sizeof(kiln_exl2)
 	int32_t device; // where products are computed
@@ -88,7 +92,8 @@ typedef struct kiln_exl2 {
 	kiln_tensor bias; // may be absent
 } kiln_exl2;
 
-// What a GPTQ matrix is made of. All of it 0 but for size, device and the tensors is what exllamav2 does.
+// What a GPTQ matrix is made of. All of it 0 but for size, device and the tensors is what exllamav2
+// does.
 typedef struct kiln_gptq {
 	int64_t size; // sizeof(kiln_gptq)
 	int32_t device; // where products are computed
@@ -183,20 +188,22 @@ func put(out *C.char, size C.int64_t, text string) error {
 	return nil
 }
 
-// kiln_abi_version returns the version of this interface. A program that was compiled with KILN_ABI_VERSION works with a
-// library that returns the same.
+// kiln_abi_version returns the version of this interface. A program that was compiled with
+// KILN_ABI_VERSION works with a library that returns the same.
 //
 //export kiln_abi_version
 func kiln_abi_version() C.int32_t { return abiVersion }
 
-// kiln_version writes the version of the library. Texts always end in NUL and are cut where the buffer ends.
+// kiln_version writes the version of the library. Texts always end in NUL and are cut where the
+// buffer ends.
 //
 //export kiln_version
 func kiln_version(out *C.char, out_bytes C.int64_t) C.int32_t {
 	return guard(func() error { return put(out, out_bytes, version) })
 }
 
-// kiln_last_error writes the text of the last error of the calling thread. It is at most 4095 bytes.
+// kiln_last_error writes the text of the last error of the calling thread. It is at most 4095
+// bytes.
 //
 //export kiln_last_error
 func kiln_last_error(out *C.char, out_bytes C.int64_t) C.int32_t {
@@ -253,7 +260,8 @@ func kiln_device(device C.int32_t, out *C.kiln_device_info) C.int32_t {
 	})
 }
 
-// kiln_make_exl2 makes a matrix from EXL2 tensors. Nothing of them is needed afterwards. Free it with kiln_free.
+// kiln_make_exl2 makes a matrix from EXL2 tensors. Nothing of them is needed afterwards. Free it
+// with kiln_free.
 //
 //export kiln_make_exl2
 func kiln_make_exl2(in *C.kiln_exl2, out *C.kiln_matrix) C.int32_t {
@@ -281,7 +289,8 @@ func kiln_make_exl2(in *C.kiln_exl2, out *C.kiln_matrix) C.int32_t {
 	})
 }
 
-// kiln_make_gptq makes a matrix from GPTQ tensors. Nothing of them is needed afterwards. Free it with kiln_free.
+// kiln_make_gptq makes a matrix from GPTQ tensors. Nothing of them is needed afterwards. Free it
+// with kiln_free.
 //
 //export kiln_make_gptq
 func kiln_make_gptq(in *C.kiln_gptq, out *C.kiln_matrix) C.int32_t {
@@ -337,9 +346,10 @@ func kiln_free(matrix C.kiln_matrix) C.int32_t {
 	return guard(func() error { return lib.Free(uint64(matrix)) })
 }
 
-// kiln_gemm computes out = x·W + bias for x of M×K and out of M×N, both half precision, dense, row-major and in memory of the
-// device of the matrix. Sums are float32. On a GPU the product is queued on the CUDA stream (NULL is the default stream)
-// and the call returns; on the CPU the stream is not used. x and out must not overlap.
+// kiln_gemm computes out = x·W + bias for x of M×K and out of M×N, both half precision, dense,
+// row-major and in memory of the device of the matrix. Sums are float32. On a GPU the product is
+// queued on the CUDA stream (NULL is the default stream) and the call returns; on the CPU the
+// stream is not used. x and out must not overlap.
 //
 //export kiln_gemm
 func kiln_gemm(matrix C.kiln_matrix, x unsafe.Pointer, x_rows, x_cols C.int64_t, out unsafe.Pointer, out_rows, out_cols C.int64_t,
@@ -361,7 +371,8 @@ func kiln_gemm(matrix C.kiln_matrix, x unsafe.Pointer, x_rows, x_cols C.int64_t,
 	})
 }
 
-// kiln_dequantize writes the weights, half precision, K×N, rows in the layer's own order. Memory and stream are as for kiln_gemm.
+// kiln_dequantize writes the weights, half precision, K×N, rows in the layer's own order. Memory
+// and stream are as for kiln_gemm.
 //
 //export kiln_dequantize
 func kiln_dequantize(matrix C.kiln_matrix, out unsafe.Pointer, out_rows, out_cols C.int64_t, stream unsafe.Pointer) C.int32_t {

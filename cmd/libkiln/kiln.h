@@ -65,7 +65,8 @@ enum kiln_place {
 // A matrix. 0 is none. A number is never used again, so one that was freed is noticed.
 typedef uint64_t kiln_matrix;
 
-// A tensor, dense and row-major, in memory of the caller. It is read while the call runs and never changed.
+// A tensor, dense and row-major, in memory of the caller. It is read while the call runs and never
+// changed.
 typedef struct kiln_tensor {
 	const void *data; // NULL: there is no such tensor
 	int64_t shape[2];
@@ -75,7 +76,8 @@ typedef struct kiln_tensor {
 	int32_t reserved; // 0
 } kiln_tensor;
 
-// What an EXL2 matrix is made of. All of it 0 but for size, device and the tensors is what exllamav2 does with tensors from disk.
+// What an EXL2 matrix is made of. All of it 0 but for size, device and the tensors is what
+// exllamav2 does with tensors from disk.
 typedef struct kiln_exl2 {
 	int64_t size; // sizeof(kiln_exl2)
 	int32_t device; // where products are computed
@@ -91,7 +93,8 @@ typedef struct kiln_exl2 {
 	kiln_tensor bias; // may be absent
 } kiln_exl2;
 
-// What a GPTQ matrix is made of. All of it 0 but for size, device and the tensors is what exllamav2 does.
+// What a GPTQ matrix is made of. All of it 0 but for size, device and the tensors is what exllamav2
+// does.
 typedef struct kiln_gptq {
 	int64_t size; // sizeof(kiln_gptq)
 	int32_t device; // where products are computed
@@ -134,14 +137,16 @@ typedef struct kiln_device_info {
 	char name[256];
 } kiln_device_info;
 
-// kiln_abi_version returns the version of this interface. A program that was compiled with KILN_ABI_VERSION works with a
-// library that returns the same.
+// kiln_abi_version returns the version of this interface. A program that was compiled with
+// KILN_ABI_VERSION works with a library that returns the same.
 int32_t kiln_abi_version(void);
 
-// kiln_version writes the version of the library. Texts always end in NUL and are cut where the buffer ends.
+// kiln_version writes the version of the library. Texts always end in NUL and are cut where the
+// buffer ends.
 int32_t kiln_version(char *out, int64_t out_bytes);
 
-// kiln_last_error writes the text of the last error of the calling thread. It is at most 4095 bytes.
+// kiln_last_error writes the text of the last error of the calling thread. It is at most 4095
+// bytes.
 int32_t kiln_last_error(char *out, int64_t out_bytes);
 
 // kiln_describe writes the name of the backend for a device, for people.
@@ -153,10 +158,12 @@ int32_t kiln_device_count(int32_t *out);
 // kiln_device describes a GPU.
 int32_t kiln_device(int32_t device, kiln_device_info *out);
 
-// kiln_make_exl2 makes a matrix from EXL2 tensors. Nothing of them is needed afterwards. Free it with kiln_free.
+// kiln_make_exl2 makes a matrix from EXL2 tensors. Nothing of them is needed afterwards. Free it
+// with kiln_free.
 int32_t kiln_make_exl2(const kiln_exl2 *in, kiln_matrix *out);
 
-// kiln_make_gptq makes a matrix from GPTQ tensors. Nothing of them is needed afterwards. Free it with kiln_free.
+// kiln_make_gptq makes a matrix from GPTQ tensors. Nothing of them is needed afterwards. Free it
+// with kiln_free.
 int32_t kiln_make_gptq(const kiln_gptq *in, kiln_matrix *out);
 
 // kiln_matrix_info describes a matrix.
@@ -165,12 +172,14 @@ int32_t kiln_matrix_info(kiln_matrix matrix, kiln_info *out);
 // kiln_free gives the memory of a matrix back, after products with it are done.
 int32_t kiln_free(kiln_matrix matrix);
 
-// kiln_gemm computes out = x·W + bias for x of M×K and out of M×N, both half precision, dense, row-major and in memory of the
-// device of the matrix. Sums are float32. On a GPU the product is queued on the CUDA stream (NULL is the default stream)
-// and the call returns; on the CPU the stream is not used. x and out must not overlap.
+// kiln_gemm computes out = x·W + bias for x of M×K and out of M×N, both half precision, dense,
+// row-major and in memory of the device of the matrix. Sums are float32. On a GPU the product is
+// queued on the CUDA stream (NULL is the default stream) and the call returns; on the CPU the
+// stream is not used. x and out must not overlap.
 int32_t kiln_gemm(kiln_matrix matrix, const void *x, int64_t x_rows, int64_t x_cols, void *out, int64_t out_rows, int64_t out_cols, uint32_t flags, void *stream);
 
-// kiln_dequantize writes the weights, half precision, K×N, rows in the layer's own order. Memory and stream are as for kiln_gemm.
+// kiln_dequantize writes the weights, half precision, K×N, rows in the layer's own order. Memory
+// and stream are as for kiln_gemm.
 int32_t kiln_dequantize(kiln_matrix matrix, void *out, int64_t out_rows, int64_t out_cols, void *stream);
 
 #ifdef __cplusplus

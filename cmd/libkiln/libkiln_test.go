@@ -104,7 +104,8 @@ func TestHeaderIsCPlusPlus(t *testing.T) {
 	run(t, "", nil, cxx, "-Wall", "-Werror", "-fsyntax-only", "-I", ".", source)
 }
 
-// python returns an interpreter with numpy and the environment in which it finds the package and the library.
+// python returns an interpreter with numpy and the environment in which it finds the package and
+// the library.
 func python(t *testing.T) (string, []string) {
 	t.Helper()
 	path := os.Getenv("KILN_PYTHON")
@@ -129,7 +130,8 @@ func TestPython(t *testing.T) {
 	run(t, "../../python/tests", env, interpreter, "-W", "error", "-m", "unittest", "discover", "-s", ".")
 }
 
-// TestPythonDriver runs the Python package with a CUDA driver that has no GPU and writes down what it is asked for.
+// TestPythonDriver runs the Python package with a CUDA driver that has no GPU and writes down what
+// it is asked for.
 func TestPythonDriver(t *testing.T) {
 	interpreter, env := python(t)
 	dir := t.TempDir()
@@ -139,7 +141,8 @@ func TestPythonDriver(t *testing.T) {
 	t.Logf("%s", run(t, "../../python/tests", env, interpreter, "fake_gpu.py", "cost"))
 }
 
-// TestPythonEqualsGo: what comes through C and Python is, bit for bit, what the package quant computes.
+// TestPythonEqualsGo: what comes through C and Python is, bit for bit, what the package quant
+// computes.
 func TestPythonEqualsGo(t *testing.T) {
 	interpreter, env := python(t)
 	var got map[string]map[string]string

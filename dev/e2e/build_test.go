@@ -310,8 +310,8 @@ func TestE2EDiskFull(t *testing.T) {
 	}
 }
 
-// TestE2ECUDACheck builds with CUDA 13 for a torch of CUDA 12: refused, unless packages.yml says that torch's
-// check is to be switched off; then the record says so.
+// TestE2ECUDACheck builds with CUDA 13 for a torch of CUDA 12: refused, unless packages.yml says
+// that torch's check is to be switched off; then the record says so.
 func TestE2ECUDACheck(t *testing.T) {
 	needBuild(t, "trixie-torch26", "trixie-torch26-runtime")
 	torchExt, err := filepath.Abs(filepath.Join("testdata", "torch-ext"))

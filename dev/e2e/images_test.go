@@ -1,5 +1,5 @@
-// Package e2e_test builds with real toolkits in real containers. It needs the images that images.sh makes, minutes, and gigabytes
-// of disk, so it runs only when KILN_E2E (a comma list) names images.
+// Package e2e_test builds with real toolkits in real containers. It needs the images that images.sh
+// makes, minutes, and gigabytes of disk, so it runs only when KILN_E2E (a comma list) names images.
 package e2e_test
 
 import (
@@ -28,7 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The sources of a module kiln_probe, whose function answer needs what was compiled from the device source.
+// The sources of a module kiln_probe, whose function answer needs what was compiled from the device
+// source.
 var sources = map[string]string{
 	"module.cpp": `#include <Python.h>
 extern "C" int kiln_answer(void);
@@ -57,7 +58,8 @@ extern "C" int kiln_answer(void) { return 42; }
 
 const include = `-I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" `
 
-// TestImages compiles a module in every devel image and imports it in the runtime image that belongs to it.
+// TestImages compiles a module in every devel image and imports it in the runtime image that
+// belongs to it.
 func TestImages(t *testing.T) {
 	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "images") {
 		t.Skip("KILN_E2E does not name images")
@@ -130,8 +132,8 @@ load("kiln_probe", ["torch.cpp", "device.cu"], build_directory=".", with_cuda=Tr
 	}
 }
 
-// TestNetwork installs from the package index inside a container, by a command and by a setup, with the certificates and the index of
-// this machine.
+// TestNetwork installs from the package index inside a container, by a command and by a setup, with
+// the certificates and the index of this machine.
 func TestNetwork(t *testing.T) {
 	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "images") {
 		t.Skip("KILN_E2E does not name images")

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// slowCompiler stands before a compiler: it says when a compile begins and ends, and waits in between until it may go on.
+// slowCompiler stands before a compiler: it says when a compile begins and ends, and waits in
+// between until it may go on.
 const slowCompiler = `#!/bin/sh
 case " $* " in
 *" -c "*) ;;
@@ -27,8 +28,8 @@ echo "end $PWD" >>DIR/log
 exit $code
 `
 
-// slotsProject has three rows that compile a file each: what was learned about one says nothing of the others. Two of them fill the memory of
-// the machine that the test makes up.
+// slotsProject has three rows that compile a file each: what was learned about one says nothing of
+// the others. Two of them fill the memory of the machine that the test makes up.
 const slotsProject = `
 packages:
   demo:
@@ -86,7 +87,8 @@ func (m *slotsMachine) note(line string) {
 	f.Close()
 }
 
-// running reads from the log how many compilers of each project run now, how many began, and the most there were at once.
+// running reads from the log how many compilers of each project run now, how many began, and the
+// most there were at once.
 func (m *slotsMachine) running() (now, began map[string]int, most int) {
 	m.t.Helper()
 	text, err := os.ReadFile(filepath.Join(m.dir, "log"))
@@ -160,7 +162,8 @@ func (m *slotsMachine) claims() (out []slotsClaim, err error) {
 	return out, nil
 }
 
-// wait looks until something is so. Every time it looks whether the kilns together want no more than there is.
+// wait looks until something is so. Every time it looks whether the kilns together want no more
+// than there is.
 func (m *slotsMachine) wait(what string, so func(claims []slotsClaim, now, began map[string]int) bool) {
 	m.t.Helper()
 	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -202,8 +205,9 @@ func processes(dir string) int {
 	return n
 }
 
-// TestE2EShareSlots: two kiln build at once on one machine together run no more compilers than its memory allows. One that has to wait
-// goes on when the other one is killed, and both come to their end.
+// TestE2EShareSlots: two kiln build at once on one machine together run no more compilers than its
+// memory allows. One that has to wait goes on when the other one is killed, and both come to their
+// end.
 func TestE2EShareSlots(t *testing.T) {
 	program := needShare(t)
 	python := os.Getenv("KILN_PYTHON")

@@ -84,8 +84,9 @@ func numbers(t *testing.T, r build.RowResult) {
 		r.Row.ID, r.Wall.Seconds(), stageSeconds(r, "compile"), c.Calls, c.Hits, c.Misses, c.CPUSeconds, float64(c.PeakMemoryBytes)/1e6)
 }
 
-// TestE2EShare builds an extension of torch, ten kernels and three bindings, for two Pythons in one image with one toolkit: each kernel is
-// compiled once, the bindings for each Python, and the second row takes a quarter of the time. Then for another torch.
+// TestE2EShare builds an extension of torch, ten kernels and three bindings, for two Pythons in one
+// image with one toolkit: each kernel is compiled once, the bindings for each Python, and the
+// second row takes a quarter of the time. Then for another torch.
 func TestE2EShare(t *testing.T) {
 	program := needShare(t)
 	plan, opts := planOf(t, filepath.Join("testdata", "share.yml"))
@@ -124,7 +125,8 @@ func TestE2EShare(t *testing.T) {
 	}
 }
 
-// TestE2EShareVerify: what is shared is what the compiler makes, and from scratch means from scratch.
+// TestE2EShareVerify: what is shared is what the compiler makes, and from scratch means from
+// scratch.
 func TestE2EShareVerify(t *testing.T) {
 	program := needShare(t)
 	plan, opts := helloPlan(t)
@@ -210,7 +212,8 @@ static PyModuleDef module = {PyModuleDef_HEAD_INIT, "share_hip", nullptr, -1, nu
 PyMODINIT_FUNC PyInit_share_hip(void) { return PyModule_Create(&module); }
 `
 
-// TestE2EShareHIP: what hipcc compiles is shared, and is what it compiles; a change that only one GPU sees is seen.
+// TestE2EShareHIP: what hipcc compiles is shared, and is what it compiles; a change that only one
+// GPU sees is seen.
 func TestE2EShareHIP(t *testing.T) {
 	program := needShare(t)
 	yml := write(t, map[string]string{
@@ -288,8 +291,8 @@ func start(t *testing.T, port int, argv ...string) {
 	kilntest.WaitForPort(t, port, argv[0])
 }
 
-// TestE2EShareRemote: two machines, that is, two empty state folders, share through a real bazel-remote and through a real Redis, both with a
-// password, from containers without network.
+// TestE2EShareRemote: two machines, that is, two empty state folders, share through a real
+// bazel-remote and through a real Redis, both with a password, from containers without network.
 func TestE2EShareRemote(t *testing.T) {
 	program := needShare(t)
 	for _, test := range []struct {

@@ -183,8 +183,8 @@ func (v *vessel) jit(before, spec string) (ids []string, fix string) {
 	return ids, answer.Diagnoses[0].Fix
 }
 
-// TestE2EToolchain: machines that each lack one thing. The diagnosis names it, and the first fix that is printed, when it is run, makes
-// the module work.
+// TestE2EToolchain: machines that each lack one thing. The diagnosis names it, and the first fix
+// that is printed, when it is run, makes the module work.
 func TestE2EToolchain(t *testing.T) {
 	needToolchain(t, "toolchain")
 	kiln := buildKiln(t)
@@ -270,7 +270,8 @@ func TestE2EToolchain(t *testing.T) {
 				}
 			}
 			first, _, _ := strings.Cut(fix, "\n")
-			// What changes the environment changes that of the commands after it; what changes the machine is run once.
+			// What changes the environment changes that of the commands after it; what changes the
+			// machine is run once.
 			before := tt.before
 			if strings.HasPrefix(first, "export ") {
 				before += "\n" + first
@@ -288,7 +289,8 @@ func TestE2EToolchain(t *testing.T) {
 	}
 }
 
-// TestE2EJITHIP compiles a module of HIP and C++ for two GPUs that this machine does not have, and reads them from the result.
+// TestE2EJITHIP compiles a module of HIP and C++ for two GPUs that this machine does not have, and
+// reads them from the result.
 func TestE2EJITHIP(t *testing.T) {
 	needToolchain(t, "jit-hip")
 	v := launch(t, buildKiln(t), "trixie-hip", "--env", "KILN_CACHE_DIR=/cache")
@@ -335,8 +337,9 @@ func TestE2EJITHIP(t *testing.T) {
 	}
 }
 
-// TestE2EJITPrebuilt: a wheel with a module that was compiled with torch 2.6 is used with torch 2.6, and refused with torch 2.5, where the
-// symbol that is named is the one that importing it fails on. Both are PyPI's.
+// TestE2EJITPrebuilt: a wheel with a module that was compiled with torch 2.6 is used with torch
+// 2.6, and refused with torch 2.5, where the symbol that is named is the one that importing it
+// fails on. Both are PyPI's.
 func TestE2EJITPrebuilt(t *testing.T) {
 	needToolchain(t, "jit-prebuilt")
 	kiln := buildKiln(t)
@@ -405,8 +408,8 @@ flags: {cxx: [-O3], nvcc: [-lineinfo, -O3]}
 prebuilt: false
 `
 
-// TestE2EJITExLlamaV2 compiles the extension of exllamav2, of which KILN_EXLLAMAV2 is a checkout, for one GPU, asked for by eight processes at once;
-// then asks again.
+// TestE2EJITExLlamaV2 compiles the extension of exllamav2, of which KILN_EXLLAMAV2 is a checkout,
+// for one GPU, asked for by eight processes at once; then asks again.
 func TestE2EJITExLlamaV2(t *testing.T) {
 	needToolchain(t, "jit-exllamav2")
 	source := os.Getenv("KILN_EXLLAMAV2")

@@ -22,8 +22,9 @@ type windowsReport struct {
 	Problems []struct{ ID, Severity, Message, Fix string }
 }
 
-// TestE2EWine runs the Windows binary under Wine, against installations of Visual Studio and CUDA that are only as real as a search for
-// them can tell: folders, a registry key, programs that print one answer.
+// TestE2EWine runs the Windows binary under Wine, against installations of Visual Studio and CUDA
+// that are only as real as a search for them can tell: folders, a registry key, programs that print
+// one answer.
 func TestE2EWine(t *testing.T) {
 	needToolchain(t, "wine")
 	dir := t.TempDir()
@@ -117,7 +118,8 @@ printf 'C:\\Program Files (x86)\\Microsoft Visual Studio\\2019\\Community\r\n' >
 	check("vswhere", doctor(""), []string{"vswhere 14.29.30133", "folders 14.40.33807", "registry 14.0"}, []string{})
 	v.must(`rm '` + drive + `Program Files (x86)/Microsoft Visual Studio/Installer/vswhere.exe'`)
 
-	// The toolset of Visual Studio 17.10 is too new for CUDA 12.3. The newest CUDA is taken, not the first by name.
+	// The toolset of Visual Studio 17.10 is too new for CUDA 12.3. The newest CUDA is taken, not
+	// the first by name.
 	for _, cuda := range []string{"9.2", "12.3"} {
 		v.must(`d='` + drive + `Program Files/NVIDIA GPU Computing Toolkit/CUDA/v` + cuda + `'; mkdir -p "$d/bin" "$d/nvvm/bin" "$d/include" "$d/lib/x64"
 for f in nvcc ptxas cudafe++ fatbinary; do cp /exe/answer.exe "$d/bin/$f.exe"; done; cp /exe/answer.exe "$d/nvvm/bin/cicc.exe"; touch "$d/include/cuda_runtime.h" "$d/lib/x64/cudart.lib"

@@ -1,6 +1,6 @@
-// Package enginetest checks that an [engine.Runner] keeps the promises of the interface. A runner's test
-// calls [Run] with a way to make the runner; the runner's attempts have to call [Perform], in this process or, for
-// a runner that hands the work on, in the worker.
+// Package enginetest checks that an [engine.Runner] keeps the promises of the interface. A runner's
+// test calls [Run] with a way to make the runner; the runner's attempts have to call [Perform], in
+// this process or, for a runner that hands the work on, in the worker.
 package enginetest
 
 import (
@@ -27,15 +27,15 @@ import (
 type Config struct {
 	// New returns a runner whose attempts call [Perform]. It is called once a test.
 	New func(t *testing.T) engine.Runner
-	// Again returns a second runner that knows nothing but what the first left on disk, as after a restart. It is needed
-	// for an [engine.Keeper].
+	// Again returns a second runner that knows nothing but what the first left on disk, as after a
+	// restart. It is needed for an [engine.Keeper].
 	Again func(t *testing.T, first engine.Runner) engine.Runner
 	// MemoryBytes is what the machine has for all attempts together; zero means 1 TiB.
 	MemoryBytes int64
 	// Dir returns an empty folder that all workers see at the same path. Nil means t.TempDir.
 	Dir func(t *testing.T) string
-	// Processes counts the processes whose environment has an entry, wherever workers run. Nil means
-	// those of this machine, where that can be found out: on Linux.
+	// Processes counts the processes whose environment has an entry, wherever workers run. Nil
+	// means those of this machine, where that can be found out: on Linux.
 	Processes func(t *testing.T, entry string) int
 }
 
@@ -45,10 +45,11 @@ type Work struct {
 	File     string   `json:"file,omitempty"`     // written to the attempt's folder, with the attempt's number
 	Previous string   `json:"previous,omitempty"` // content wanted of File in the previous folder
 	Log      string   `json:"log,omitempty"`      // written to the log
-	// Tree is an entry of the environment of a tree of processes that do not want to end; the attempt
-	// goes on when they are there, and does not wait for them.
+	// Tree is an entry of the environment of a tree of processes that do not want to end; the
+	// attempt goes on when they are there, and does not wait for them.
 	Tree string `json:"tree,omitempty"`
-	// Ready is a file that is made then; the attempt waits for the end of its context, or for the file Until if that is set.
+	// Ready is a file that is made then; the attempt waits for the end of its context, or for the
+	// file Until if that is set.
 	Ready string `json:"ready,omitempty"`
 	Until string `json:"until,omitempty"`
 	// FirstError is how the first attempt ends, Error all of them.
@@ -429,7 +430,7 @@ func (s *suite) nothingLeft() {
 		}
 		time.Sleep(50 * time.Millisecond)
 		if second, err := os.Stat(path); err != nil || second.Size() != first.Size() {
-			s.t.Errorf("somebody still writes to the folder of %s", j.ID)
+			s.t.Errorf("a process still writes to the folder of %s", j.ID)
 		}
 	}
 }
@@ -468,7 +469,8 @@ func (s *suite) sweep() {
 	}
 }
 
-// abandoned begins an attempt as a process that is killed would leave it, and returns once it is at work, with the runner of the next process.
+// abandoned begins an attempt as a process that is killed would leave it, and returns once it is at
+// work, with the runner of the next process.
 func (s *suite) abandoned(w Work) (second engine.Keeper, a *engine.Attempt, lost engine.Lost) {
 	first, ok := s.opts.Runner.(engine.Keeper)
 	if !ok {
@@ -485,7 +487,7 @@ func (s *suite) abandoned(w Work) (second engine.Keeper, a *engine.Attempt, lost
 		s.t.Fatal(err)
 	}
 	job := s.job("a", w)
-	// The first runner is not killed, but nobody listens to it any more. It ends with its attempt.
+	// The first runner is not killed, but its events are no longer read. It ends with its attempt.
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

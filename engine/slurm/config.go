@@ -30,19 +30,22 @@ type Config struct {
 	QOS        string   `json:"qos"`
 	Constraint string   `json:"constraint"`
 	Args       []string `json:"args"`
-	// Sandbox is what rows are built in on a node: host, podman or docker. Prefix stands before kiln in the job.
+	// Sandbox is what rows are built in on a node: host, podman or docker. Prefix stands before
+	// kiln in the job.
 	Sandbox string   `json:"sandbox"`
 	Prefix  []string `json:"prefix"`
 	// CPUs and Memory are what a row may use at most.
 	CPUs   int    `json:"cpus"`
 	Memory string `json:"memory"`
-	// MaxPerArray limits the tasks of one array that run at once, MaxQueued all rows that Slurm has, running ones among them.
+	// MaxPerArray limits the tasks of one array that run at once, MaxQueued all rows that Slurm
+	// has, running ones among them.
 	MaxPerArray int `json:"max_running_per_array"`
 	MaxQueued   int `json:"max_queued"`
 	// Scratch is a folder of each node's own. CacheRemote is the compile cache of the site.
 	Scratch     string `json:"scratch"`
 	CacheRemote string `json:"cache_remote"`
-	// TimeLimit is that of the queue, if it is not the partition's. Grace, Poll and Beat are those of
+	// TimeLimit is that of the queue, if it is not the partition's. Grace, Poll and Beat are those
+	// of
 	// [Options].
 	TimeLimit Duration `json:"time_limit"`
 	Grace     Duration `json:"grace"`
@@ -118,8 +121,8 @@ func OwnerName(owner string) string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// CopyProgram copies a program to a folder that the nodes see, under a name that tells its bytes: it
-// may be installed on the login node alone, and it may be replaced while jobs wait.
+// CopyProgram copies a program to a folder that the nodes see, under a name that tells its bytes:
+// it may be installed on the login node alone, and it may be replaced while jobs wait.
 func CopyProgram(program, dir string) (string, error) {
 	from, err := os.Open(program)
 	if err != nil {

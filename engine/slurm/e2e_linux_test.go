@@ -44,8 +44,8 @@ func needE2E(t *testing.T) (cluster string) {
 	return cluster
 }
 
-// newE2E makes a project of examples/hello-cuda. settings are those of Slurm, in JSON without the braces; rows is the end
-// of the package in packages.yml.
+// newE2E makes a project of examples/hello-cuda. settings are those of Slurm, in JSON without the
+// braces; rows is the end of the package in packages.yml.
 func newE2E(t *testing.T, settings, rows string) *e2e {
 	t.Helper()
 	p := &e2e{t: t, cluster: needE2E(t), dir: t.TempDir(), kiln: os.Getenv("KILN_PROGRAM")}
@@ -398,7 +398,8 @@ func (p *e2e) nothingLeft() {
 	}
 }
 
-// reference builds the rows on this machine alone, in the same folder, since paths get into binaries.
+// reference builds the rows on this machine alone, in the same folder, since paths get into
+// binaries.
 func (p *e2e) reference() map[string]string {
 	p.t.Helper()
 	start := time.Now()
@@ -416,7 +417,8 @@ func (p *e2e) reference() map[string]string {
 	return want
 }
 
-// slow makes a compiler think for some seconds, about something that leaves no trace in the object. ROW keeps rows from sharing it.
+// slow makes a compiler think for some seconds, about something that leaves no trace in the object.
+// ROW keeps rows from sharing it.
 const slow = `
 struct ROW;
 constexpr long slow()
@@ -440,7 +442,8 @@ func rowName(row string) string {
 	return row
 }
 
-// TestE2EFaults: 24 rows (or KILN_SLURM_ROWS) on three nodes; a node, a compiler, the controller and kiln are killed with -9 in mid-run.
+// TestE2EFaults: 24 rows (or KILN_SLURM_ROWS) on three nodes; a node, a compiler, the controller
+// and kiln are killed with -9 in mid-run.
 func TestE2EFaults(t *testing.T) {
 	rows := 24
 	if text := os.Getenv("KILN_SLURM_ROWS"); text != "" {

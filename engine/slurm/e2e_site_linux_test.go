@@ -20,7 +20,8 @@ import (
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
-// TestE2ESite is what a site sets up once, on the real cluster. The parts are at work at the same time, as they mostly wait.
+// TestE2ESite is what a site sets up once, on the real cluster. The parts are at work at the same
+// time, as they mostly wait.
 func TestE2ESite(t *testing.T) {
 	needE2E(t)
 	for name, test := range map[string]func(*testing.T){
@@ -66,8 +67,8 @@ func conformance(t *testing.T) {
 	})
 }
 
-// slowFiles adds files to the source that take so long to compile, once; the compiler itself is quick. It returns a folder
-// with a file for each that was compiled.
+// slowFiles adds files to the source that take so long to compile, once; the compiler itself is
+// quick. It returns a folder with a file for each that was compiled.
 func (p *e2e) slowFiles(files, seconds int) (marks string) {
 	p.t.Helper()
 	var sources strings.Builder
@@ -102,7 +103,8 @@ const oneRow = `    env: {BUILD_TARGET: cpu}
     matrix: [{os: debian-12, python: "3.11", axes: {flavor: [one]}}]
 `
 
-// timeLimit: a row that takes longer than the queue allows stops before the limit, keeps its objects, and ends in a later job.
+// timeLimit: a row that takes longer than the queue allows stops before the limit, keeps its
+// objects, and ends in a later job.
 func timeLimit(t *testing.T) {
 	const files, seconds = 12, 8
 	p := newE2E(t, `"partition": "short", "grace": "20s"`, oneRow)
@@ -161,8 +163,8 @@ func serve(t *testing.T, port int, argv ...string) {
 	kilntest.WaitForPort(t, port, argv[0])
 }
 
-// cache: each node has a disk of its own, and they share compiles through a Redis. What makes the disks differ on one machine is a mount
-// that only the job sees.
+// cache: each node has a disk of its own, and they share compiles through a Redis. What makes the
+// disks differ on one machine is a mount that only the job sees.
 func cache(t *testing.T) {
 	listen, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -228,7 +230,8 @@ func cache(t *testing.T) {
 	t.Log("what n1 compiled, n2 and n3 took from the cache of the site; the second row of n2 from its own disk")
 }
 
-// podman: rows in containers. A worker is killed with -9, which leaves its container; the next attempt removes it.
+// podman: rows in containers. A worker is killed with -9, which leaves its container; the next
+// attempt removes it.
 func podman(t *testing.T) {
 	const image = "localhost/kiln-e2e/ci"
 	call := func(args ...string) string {
@@ -311,7 +314,8 @@ func failure(t *testing.T) {
 	t.Logf("diagnosis %s: %s", rows[0].Diagnosis, rows[0].Reason)
 }
 
-// TestE2EPreempted: a job of another partition takes the node. Slurm puts the row back, and it goes on.
+// TestE2EPreempted: a job of another partition takes the node. Slurm puts the row back, and it goes
+// on.
 func TestE2EPreempted(t *testing.T) {
 	p := newE2E(t, `"partition": "main"`, oneRow)
 	marks := p.slowFiles(4, 4)

@@ -19,10 +19,11 @@ import (
 	"github.com/kiln-build/kiln/engine/slurm"
 )
 
-// fake is a cluster inside this process. What it does, and when, was watched at Slurm 22.05.8: tasks of an array that wait share one entry;
-// squeue --json ignores filters and lists what has ended for MinJobAge; a job that is canceled is called so at once and has KillWait to
-// end; a lost node is noticed after a while, and its tasks wait, with their start counted, before they begin again elsewhere.
-// Jobs are goroutines that call slurm.Work.
+// fake is a cluster inside this process. What it does, and when, was watched at Slurm 22.05.8:
+// tasks of an array that wait share one entry; squeue --json ignores filters and lists what has
+// ended for MinJobAge; a job that is canceled is called so at once and has KillWait to end; a lost
+// node is noticed after a while, and its tasks wait, with their start counted, before they begin
+// again elsewhere. Jobs are goroutines that call slurm.Work.
 type fake struct {
 	runner engine.Runner // of the workers
 	beat   time.Duration

@@ -9,14 +9,15 @@ import (
 	"strings"
 )
 
-// Entry is one job of the queue, as `squeue --json` tells it. Tasks of an array that have not started share one.
+// Entry is one job of the queue, as `squeue --json` tells it. Tasks of an array that have not
+// started share one.
 type Entry struct {
-	// Job is the number of the array, or of the job if it is none. Task is the task of this entry; -1 if Tasks
-	// has several.
+	// Job is the number of the array, or of the job if it is none. Task is the task of this entry;
+	// -1 if Tasks has several.
 	Job  int
 	Task int
-	// Tasks lists the tasks that share the entry. All says that the list was cut short: every task without an entry
-	// of its own belongs to it.
+	// Tasks lists the tasks that share the entry. All says that the list was cut short: every task
+	// without an entry of its own belongs to it.
 	Tasks []int
 	All   bool
 
@@ -31,7 +32,8 @@ type Entry struct {
 	Nodes            string
 }
 
-// number takes the forms that versions of Slurm give to a number: 5, null, "5", and {"set": true, "number": 5}.
+// number takes the forms that versions of Slurm give to a number: 5, null, "5", and {"set": true,
+// "number": 5}.
 type number struct {
 	value int
 	set   bool
@@ -125,9 +127,10 @@ type job struct {
 // ErrNoQueue means that squeue ran, and that its answer is not the queue.
 var ErrNoQueue = errors.New("squeue could not list the jobs")
 
-// ReadQueue reads what `squeue --json` printed, of Slurm 21.08 and later, and calls visit for the jobs whose name begins with a prefix. It
-// keeps nothing: the list has every job of a cluster. After an error, what was visited is not the queue: without a controller squeue of Slurm
-// 22.05 ends well, and prints an empty list with an error beside it.
+// ReadQueue reads what `squeue --json` printed, of Slurm 21.08 and later, and calls visit for the
+// jobs whose name begins with a prefix. It keeps nothing: the list has every job of a cluster.
+// After an error, what was visited is not the queue: without a controller squeue of Slurm 22.05
+// ends well, and prints an empty list with an error beside it.
 func ReadQueue(r io.Reader, prefix string, visit func(Entry)) error {
 	dec := json.NewDecoder(r)
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
@@ -214,7 +217,8 @@ func (j *job) entry() Entry {
 				e.State = s
 			}
 		default:
-			// A requeued job has its old state and PENDING; flags such as SIGNALING stand behind the state.
+			// A requeued job has its old state and PENDING; flags such as SIGNALING stand behind
+			// the state.
 			if e.State == "" || e.State == "COMPLETING" || s == "PENDING" {
 				e.State = s
 			}
@@ -234,7 +238,8 @@ func (j *job) entry() Entry {
 // maxTasks is more than any array has: MaxArraySize is at most four million.
 const maxTasks = 1 << 22
 
-// taskList reads a list such as "1,3,7-9%4" or "0-10:2". The second result says that it is not complete.
+// taskList reads a list such as "1,3,7-9%4" or "0-10:2". The second result says that it is not
+// complete.
 func taskList(s string) (tasks []int, cut bool) {
 	s, _, _ = strings.Cut(strings.Trim(s, "[]"), "%")
 	for part := range strings.SplitSeq(s, ",") {

@@ -68,7 +68,8 @@ func TestReadQueue(t *testing.T) {
 	}
 }
 
-// TestReadQueueDown: squeue of Slurm 22.05.8 ended with status 0 and printed this while there was no controller.
+// TestReadQueueDown: squeue of Slurm 22.05.8 ended with status 0 and printed this while there was
+// no controller.
 func TestReadQueueDown(t *testing.T) {
 	text, err := os.ReadFile("testdata/squeue-22.05-down.json")
 	if err != nil {
@@ -80,7 +81,8 @@ func TestReadQueueDown(t *testing.T) {
 	}
 }
 
-// TestReadQueueForms reads other forms of the same fields. They follow the documentation of later versions; no such Slurm was asked.
+// TestReadQueueForms reads other forms of the same fields. They follow the documentation of later
+// versions; no such Slurm was asked.
 func TestReadQueueForms(t *testing.T) {
 	tests := []struct {
 		name, job string

@@ -14,7 +14,8 @@ import (
 	"github.com/kiln-build/kiln/engine"
 )
 
-// abandoner forgets its attempts when the run ends, as a process that is killed does: nobody cancels the jobs.
+// abandoner forgets its attempts when the run ends, as a process that is killed does: the jobs are
+// not canceled.
 type abandoner struct{ engine.Keeper }
 
 func (r abandoner) Run(ctx context.Context, a *engine.Attempt) (engine.Result, error) {
@@ -67,7 +68,8 @@ func (s *site) crash(at time.Duration, jobs []engine.Job) {
 	}
 }
 
-// TestRestart: kiln is killed at several moments and started again. Its jobs go on, and nothing is built twice.
+// TestRestart: kiln is killed at several moments and started again. Its jobs go on, and nothing is
+// built twice.
 func TestRestart(t *testing.T) {
 	for _, at := range []time.Duration{time.Second, 16 * time.Second, 3 * time.Minute, 15 * time.Minute} {
 		t.Run(at.String(), func(t *testing.T) {
@@ -96,7 +98,8 @@ func TestRestart(t *testing.T) {
 						t.Errorf("%s was started %d times", key, n)
 					}
 				}
-				// A kill before sbatch was called leaves nothing; the frozen twin of this test's first process may submit later.
+				// A kill before sbatch was called leaves nothing; the frozen twin of this test's
+				// first process may submit later.
 				if at > 2*time.Second && (built != 12 || before == 0 || s.fake.calls["scancel"] > 0) {
 					t.Errorf("%d starts, %d submissions before, %v", built, before, s.fake.calls)
 				}

@@ -21,8 +21,9 @@ import (
 // rowsEnv is how many rows TestSimulation has; make bench-slurm sets it.
 const rowsEnv = "KILN_SIM_ROWS"
 
-// TestSimulation builds many rows, whose times are known from an earlier run, on a simulated cluster. Nodes are lost, the controller is away
-// for a while, rows of many lengths wait in line. The makespan is compared with what no schedule can beat.
+// TestSimulation builds many rows, whose times are known from an earlier run, on a simulated
+// cluster. Nodes are lost, the controller is away for a while, rows of many lengths wait in line.
+// The makespan is compared with what no schedule can beat.
 func TestSimulation(t *testing.T) {
 	rows, nodes := 300, 6
 	if text := os.Getenv(rowsEnv); text != "" {
@@ -59,7 +60,8 @@ func TestSimulation(t *testing.T) {
 		slots := nodes * (cpu / rowCPU)
 		bound := max(longest, total/time.Duration(slots))
 
-		// Faults, in proportion: one node in twenty is lost for half an hour, the controller is away for five minutes.
+		// Faults, in proportion: one node in twenty is lost for half an hour, the controller is
+		// away for five minutes.
 		for i := range max(1, nodes/20) {
 			at := time.Duration(random.Int64N(int64(bound)))
 			time.AfterFunc(at, func() { s.fake.killNode(fmt.Sprint("n", 1+i*7%nodes), 30*time.Minute) })
@@ -112,7 +114,8 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// learn runs the rows once on a machine without limits, so that their times are known, and changes their digests.
+// learn runs the rows once on a machine without limits, so that their times are known, and changes
+// their digests.
 func (s *site) learn(jobs []engine.Job) {
 	s.t.Helper()
 	opts := s.run

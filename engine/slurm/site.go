@@ -16,7 +16,8 @@ type Site struct {
 	Partition string
 	// TimeLimit is the longest that a job may run; zero means without limit.
 	TimeLimit time.Duration
-	// CPUs and MemoryBytes are those of the partition's largest node, not necessarily of the same one. Nodes is how many there are.
+	// CPUs and MemoryBytes are those of the partition's largest node, not necessarily of the same
+	// one. Nodes is how many there are.
 	CPUs        int
 	MemoryBytes int64
 	Nodes       int
@@ -98,7 +99,8 @@ func readSite(ctx context.Context, partition string, command func(context.Contex
 	return s, nil
 }
 
-// keyValues reads a line such as "JobId=3 JobState=FAILED". Values with spaces lose what is behind the first.
+// keyValues reads a line such as "JobId=3 JobState=FAILED". Values with spaces lose what is behind
+// the first.
 func keyValues(line string) map[string]string {
 	out := map[string]string{}
 	for word := range strings.FieldsSeq(line) {
@@ -111,7 +113,8 @@ func keyValues(line string) map[string]string {
 	return out
 }
 
-// parseTime reads a time limit: minutes, minutes:seconds, hours:minutes:seconds, or with days and a dash before.
+// parseTime reads a time limit: minutes, minutes:seconds, hours:minutes:seconds, or with days and a
+// dash before.
 func parseTime(s string) (time.Duration, error) {
 	switch s {
 	case "", "UNLIMITED", "INFINITE", "NONE", "n/a", "N/A":

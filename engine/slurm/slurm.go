@@ -1,15 +1,18 @@
-// Package slurm runs the attempts of an engine as jobs of a Slurm cluster. It serves `kiln build --runner slurm`: attempts
-// that ask for the same become one array, and kiln follows them through the folder that it shares with the nodes.
+// Package slurm runs the attempts of an engine as jobs of a Slurm cluster. It serves `kiln build
+// --runner slurm`: attempts that ask for the same become one array, and kiln follows them through
+// the folder that it shares with the nodes.
 //
-// What an attempt came to is in its folder, written by its worker; see [engine.Worker]. What Slurm says is a hint: when to look,
-// and why there is no result. Nothing is decided by Slurm's word alone, so a controller that
-// is down for an hour delays only what has not been submitted.
+// What an attempt came to is in its folder, written by its worker; see [engine.Worker]. What Slurm
+// says is a hint: when to look, and why there is no result. Nothing is decided by Slurm's word
+// alone, so a controller that is down for an hour delays only what has not been submitted.
 //
-// Slurm is used through its commands sbatch, squeue --json, scontrol and scancel, and through sacct for the
-// post-mortem of a job where there is one. There is no scheduler here: order, priorities and limits are the cluster's.
+// Slurm is used through its commands sbatch, squeue --json, scontrol and scancel, and through sacct
+// for the post-mortem of a job where there is one. There is no scheduler here: order, priorities
+// and limits are the cluster's.
 //
-// A batch is one array. It has a folder in [Options.Dir] with the list of its attempts, the script, the number of the
-// array, and what the tasks printed. That is all a restarted process needs to find its jobs.
+// A batch is one array. It has a folder in [Options.Dir] with the list of its attempts, the script,
+// the number of the array, and what the tasks printed. That is all a restarted process needs to
+// find its jobs.
 package slurm
 
 import (
@@ -37,14 +40,17 @@ import (
 
 // Options says how jobs are submitted. Dir, Owner and Worker must be set.
 type Options struct {
-	// Dir is the folder of the batches. The nodes must see it, and the attempts' folders, at the same path.
+	// Dir is the folder of the batches. The nodes must see it, and the attempts' folders, at the
+	// same path.
 	Dir string
-	// Owner tells the jobs of one state folder from all others. It is part of the jobs' names: letters and digits.
+	// Owner tells the jobs of one state folder from all others. It is part of the jobs' names:
+	// letters and digits.
 	Owner string
-	// Worker is the command that a job runs; the folder of the batch is added as its last argument. It has to call [Work].
+	// Worker is the command that a job runs; the folder of the batch is added as its last argument.
+	// It has to call [Work].
 	Worker []string
-	// Programs is a folder with the program of Worker and with those of earlier processes; what no job needs any more is removed from it. Empty
-	// means that there is none.
+	// Programs is a folder with the program of Worker and with those of earlier processes; what no
+	// job needs any more is removed from it. Empty means that there is none.
 	Programs string
 	// Prefix stands before Worker: "apptainer", "exec", "image.sif".
 	Prefix []string
@@ -53,35 +59,39 @@ type Options struct {
 	// Env is the environment of Slurm's commands, and with that of the jobs.
 	Env []string
 
-	// Partition, Account, QOS and Constraint are sbatch's; empty means the cluster's default. Args are further
-	// arguments of sbatch.
+	// Partition, Account, QOS and Constraint are sbatch's; empty means the cluster's default. Args
+	// are further arguments of sbatch.
 	Partition, Account, QOS, Constraint string
 	Args                                []string
-	// MaxPerArray is how many tasks of one array may run at once; zero means no limit. There may be several arrays: Jobs of
+	// MaxPerArray is how many tasks of one array may run at once; zero means no limit. There may be
+	// several arrays: Jobs of
 	// [engine.Options] limits all that Slurm has.
 	MaxPerArray int
-	// MaxTasks is how many tasks an array may have; zero means 500. The cluster's MaxArraySize is a limit too.
+	// MaxTasks is how many tasks an array may have; zero means 500. The cluster's MaxArraySize is a
+	// limit too.
 	MaxTasks int
-	// TimeLimit is the longest that the partition lets a job run; zero means that there is no limit. See [Site].
+	// TimeLimit is the longest that the partition lets a job run; zero means that there is no
+	// limit. See [Site].
 	TimeLimit time.Duration
-	// Grace is how long before the end of its time a job is told to stop; zero means 2 minutes. Slurm may tell it a minute
-	// earlier than that.
+	// Grace is how long before the end of its time a job is told to stop; zero means 2 minutes.
+	// Slurm may tell it a minute earlier than that.
 	Grace time.Duration
-	// Poll is how often the queue and the folders are looked at, and the least time between two rounds of
-	// submissions; zero means 15 seconds.
+	// Poll is how often the queue and the folders are looked at, and the least time between two
+	// rounds of submissions; zero means 15 seconds.
 	Poll time.Duration
 	// Window is how long the first attempt of a batch waits for others; zero means 2 seconds.
 	Window time.Duration
 	// Beat is that of the workers: see [engine.Worker]. Zero means 10 seconds.
 	Beat time.Duration
-	// Command runs one of Slurm's commands and writes its output to stdout. The error has what it printed to stderr.
-	// Nil means that the program is looked up in the PATH of Env.
+	// Command runs one of Slurm's commands and writes its output to stdout. The error has what it
+	// printed to stderr. Nil means that the program is looked up in the PATH of Env.
 	Command func(ctx context.Context, stdout io.Writer, argv ...string) error
 	// Log gets what is not about one attempt. Nil discards.
 	Log *slog.Logger
 }
 
-// commandLimit is how long one of Slurm's commands may take. They wait for the controller themselves, but not forever.
+// commandLimit is how long one of Slurm's commands may take. They wait for the controller
+// themselves, but not forever.
 const commandLimit = 2 * time.Minute
 
 // Runner is an [engine.Keeper] for a Slurm cluster.
@@ -314,7 +324,7 @@ func (r *Runner) finish(t *task, result engine.Result, err error) {
 	t.done <- verdict{result, err}
 }
 
-// startLoop begins to look, if nobody does. r.mu is held.
+// startLoop starts the polling loop unless it runs already. r.mu is held.
 func (r *Runner) startLoop() {
 	if r.looping {
 		return
@@ -323,7 +333,8 @@ func (r *Runner) startLoop() {
 	go r.loop()
 }
 
-// loop submits and looks until there is nothing left. It outlives the contexts of attempts, which end by its doing.
+// loop submits and looks until there is nothing left. It outlives the contexts of attempts, which
+// end by its doing.
 func (r *Runner) loop() {
 	ctx := context.Background()
 	tick := time.NewTicker(min(r.opts.Window, r.opts.Poll))
@@ -356,7 +367,7 @@ func (r *Runner) loop() {
 	}
 }
 
-// hurry reports whether somebody waits for the end of a task that nobody has told so yet.
+// hurry reports whether a caller waits for the end of a task that has not been told so yet.
 func (r *Runner) hurry() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -368,7 +379,8 @@ func (r *Runner) hurry() bool {
 	return false
 }
 
-// look asks for the queue, and then looks into the folders of tasks for which something may have changed.
+// look asks for the queue, and then looks into the folders of tasks for which something may have
+// changed.
 func (r *Runner) look(ctx context.Context) error {
 	r.cancel(ctx)
 	queue, err := r.queue(ctx)
@@ -460,8 +472,9 @@ func (r *Runner) check(ctx context.Context, t *task, queue *queue) {
 
 func endedEntry(e *Entry) bool { return ended(e.State) && !e.Completing }
 
-// silent reports whether the worker has said nothing for long enough, or never began. Slurm calls a job ended as soon as it is to
-// end, and a node lost when it cannot be reached: neither means that nobody writes to the folder any more.
+// silent reports whether the worker has said nothing for long enough, or never began. Slurm calls a
+// job ended as soon as it is to end, and a node lost when it cannot be reached: neither means that
+// the folder is no longer written to.
 func (r *Runner) silent(t *task) bool {
 	s, err := t.a.Worker()
 	if err != nil {
@@ -570,7 +583,8 @@ func causeOf(state string, code int) engine.Cause {
 	return engine.CauseLost
 }
 
-// account asks scontrol and, where there is one, the accounting for a job that the queue does not have any more.
+// account asks scontrol and, where there is one, the accounting for a job that the queue does not
+// have any more.
 func (r *Runner) account(ctx context.Context, t *task) (state string, code, signal int) {
 	id := fmt.Sprintf("%d_%d", t.batch.job, t.index)
 	var out bytes.Buffer
@@ -773,7 +787,8 @@ func (r *Runner) queueNow(ctx context.Context) (*queue, error) {
 	}
 }
 
-// Sweep implements [engine.Runner]: it cancels every job of this owner that is not kept, and waits for its end.
+// Sweep implements [engine.Runner]: it cancels every job of this owner that is not kept, and waits
+// for its end.
 func (r *Runner) Sweep(ctx context.Context, _ []engine.Lost) error {
 	if err := r.load(ctx); err != nil {
 		return err
@@ -858,7 +873,8 @@ func (r *Runner) sweepPrograms() error {
 	return nil
 }
 
-// sweepBatches waits for the workers of unwanted attempts to fall silent, and removes folders without wanted ones.
+// sweepBatches waits for the workers of unwanted attempts to fall silent, and removes folders
+// without wanted ones.
 func (r *Runner) sweepBatches(ctx context.Context) error {
 	r.mu.Lock()
 	var rest []*task

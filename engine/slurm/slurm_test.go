@@ -95,7 +95,8 @@ type work struct {
 	Seconds int `json:"seconds"`
 }
 
-// perform is a build in simulated time: it goes on where earlier attempts stopped, but for the file in work.
+// perform is a build in simulated time: it goes on where earlier attempts stopped, but for the file
+// in work.
 func (s *site) perform(ctx context.Context, a *engine.Attempt) (engine.Result, error) {
 	var w work
 	if err := json.Unmarshal(a.Job.Payload, &w); err != nil {
@@ -219,7 +220,8 @@ func recorder(f *fake, calls *[][]string) func(context.Context, io.Writer, ...st
 	}
 }
 
-// TestNodeLost: the tasks of a lost node start again elsewhere, in the same attempt, with what was compiled.
+// TestNodeLost: the tasks of a lost node start again elsewhere, in the same attempt, with what was
+// compiled.
 func TestNodeLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, 3, 8)
@@ -271,8 +273,8 @@ func TestControllerAway(t *testing.T) {
 	})
 }
 
-// TestControllerAwayQueued: rows that wait in the queue have left no file yet. That they are not in the answer of a squeue without a controller does not
-// mean that they are gone.
+// TestControllerAwayQueued: rows that wait in the queue have left no file yet. That they are not in
+// the answer of a squeue without a controller does not mean that they are gone.
 func TestControllerAwayQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, 1, 8)
@@ -319,7 +321,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestTimeLimit: a row that is longer than the queue allows stops before the limit and goes on in the next job.
+// TestTimeLimit: a row that is longer than the queue allows stops before the limit and goes on in
+// the next job.
 func TestTimeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, 1, 8)
@@ -343,7 +346,7 @@ func TestTimeLimit(t *testing.T) {
 	})
 }
 
-// TestCanceledByHand: scancel of somebody is no reason to try again.
+// TestCanceledByHand: scancel by a person is no reason to try again.
 func TestCanceledByHand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t, 1, 8)

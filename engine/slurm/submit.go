@@ -18,7 +18,8 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-// submit makes arrays of the attempts that wait, not more often than Poll, and tries again what did not work.
+// submit makes arrays of the attempts that wait, not more often than Poll, and tries again what did
+// not work.
 func (r *Runner) submit(ctx context.Context) {
 	now := time.Now()
 	r.mu.Lock()
@@ -136,8 +137,8 @@ func (r *Runner) sbatchArgs(b *batch) []string {
 	return append(append(argv, r.opts.Args...), filepath.Join(b.dir, scriptFile))
 }
 
-// sbatch submits a batch. When it fails in a way that may be over soon, it is not known whether it worked: the next
-// answer of squeue tells.
+// sbatch submits a batch. When it fails in a way that may be over soon, it is not known whether it
+// worked: the next answer of squeue tells.
 func (r *Runner) sbatch(ctx context.Context, b *batch) {
 	var out bytes.Buffer
 	var err error
@@ -180,7 +181,8 @@ func (r *Runner) sbatch(ctx context.Context, b *batch) {
 	}
 }
 
-// again lets a batch that squeue does not know be submitted once more, after a pause that grows. r.mu is held.
+// again lets a batch that squeue does not know be submitted once more, after a pause that grows.
+// r.mu is held.
 func (r *Runner) again(b *batch) {
 	b.retryAt = time.Now().Add(r.opts.Poll << min(b.tries, 4))
 	for _, t := range slices.Clone(b.tasks) {

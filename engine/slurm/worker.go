@@ -17,7 +17,8 @@ import (
 type WorkOptions struct {
 	// Batch is the folder that the job was given.
 	Batch string
-	// Job, Task and Restart are SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID and SLURM_RESTART_COUNT, which may be empty.
+	// Job, Task and Restart are SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID and SLURM_RESTART_COUNT,
+	// which may be empty.
 	Job, Task, Restart string
 	// Runner does the work on this node.
 	Runner engine.Runner
@@ -25,15 +26,16 @@ type WorkOptions struct {
 	Beat time.Duration
 }
 
-// ErrTimeLimit is the cause of a context that ends because the job's time in the queue is over: what was made is kept, and the
-// row goes on in another job. ErrStopped is that of one that Slurm ends for another reason.
+// ErrTimeLimit is the cause of a context that ends because the job's time in the queue is over:
+// what was made is kept, and the row goes on in another job. ErrStopped is that of one that Slurm
+// ends for another reason.
 var (
 	ErrTimeLimit = engine.Fail(engine.CausePaused, errors.New("stopped before the time limit of the queue"))
 	ErrStopped   = engine.Fail(engine.CausePaused, errors.New("stopped by Slurm: preempted, drained or canceled"))
 )
 
-// Work makes the attempt of one task. Its error means that the attempt has no result; there is none if another
-// job has made the attempt, or makes it.
+// Work makes the attempt of one task. Its error means that the attempt has no result; there is none
+// if another job has made the attempt, or makes it.
 func Work(ctx context.Context, o WorkOptions) error {
 	b, err := readBatch(o.Batch, "")
 	if err != nil {
@@ -58,7 +60,7 @@ func Work(ctx context.Context, o WorkOptions) error {
 			}
 			// The folder goes when every attempt in it has ended.
 			if _, err := os.Stat(filepath.Join(o.Batch, batchFile)); errors.Is(err, fs.ErrNotExist) {
-				return "nobody waits for it any more"
+				return "the build no longer waits for it"
 			}
 			return ""
 		},

@@ -1,5 +1,5 @@
-// Package indextest has what the tests of an index and of its server share: makers of wheels, and the
-// installers that they run.
+// Package indextest has what the tests of an index and of its server share: makers of wheels, and
+// the installers that they run.
 package indextest
 
 import (

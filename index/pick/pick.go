@@ -1,5 +1,5 @@
-// Package pick chooses the file of a project that runs on a machine, and says of the others why they
-// do not. It looks at nothing but what it is given: package machine looks at machines.
+// Package pick chooses the file of a project that runs on a machine, and says of the others why
+// they do not. It looks at nothing but what it is given: package machine looks at machines.
 package pick
 
 import (
@@ -150,7 +150,7 @@ func Rank(files []*index.File, m Target, opts Options) (*Result, error) {
 	return p, nil
 }
 
-// withoutPrereleases drops them if a release fits and nobody asked.
+// withoutPrereleases drops them if a release fits and the caller did not ask for them.
 func withoutPrereleases(list []Choice, opts Options) []Choice {
 	if opts.Prereleases || opts.Specifier.AllowsPrereleases() || !slices.ContainsFunc(list, func(c Choice) bool { return !c.v.IsPrerelease() }) {
 		return list

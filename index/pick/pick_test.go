@@ -277,8 +277,8 @@ type transport func(*http.Request) (*http.Response, error)
 
 func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestPickGPU: which code runs on which GPU is compat's to know. Tegra parts (8.7, 11.0) run no code of
-// desktop GPUs, and 10.1 is the name that 11.0 had before CUDA 13.
+// TestPickGPU: which code runs on which GPU is compat's to know. Tegra parts (8.7, 11.0) run no
+// code of desktop GPUs, and 10.1 is the name that 11.0 had before CUDA 13.
 func TestPickGPU(t *testing.T) {
 	for _, test := range []struct {
 		archs, gpu string

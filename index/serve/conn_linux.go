@@ -92,8 +92,8 @@ func (l *pageListener) Accept() (net.Conn, error) {
 	return pc, nil
 }
 
-// pageConn is a connection that can send a page. Writes and write deadlines come from one goroutine, as
-// net/http has it.
+// pageConn is a connection that can send a page. Writes and write deadlines come from one
+// goroutine, as net/http has it.
 type pageConn struct {
 	*net.TCPConn
 
@@ -174,8 +174,8 @@ func (c *pageConn) tryBody(fd uintptr) bool {
 	return true
 }
 
-// failed says what becomes of a call that sent nothing at an offset: it is given up, it is to be made
-// again when the client has taken something, or at once.
+// failed says what becomes of a call that sent nothing at an offset: it is given up, it is to be
+// made again when the client has taken something, or at once.
 func (c *pageConn) failed(call string, err error, off int64) (done, wait bool) {
 	switch {
 	case errors.Is(err, unix.EINTR):
@@ -191,7 +191,8 @@ func (c *pageConn) failed(call string, err error, off int64) (done, wait bool) {
 	return true, false
 }
 
-// SetWriteDeadline spares the system the end of a deadline that never was: there is one after each response.
+// SetWriteDeadline spares the system the end of a deadline that never was: there is one after each
+// response.
 func (c *pageConn) SetWriteDeadline(t time.Time) error {
 	if t.IsZero() && !c.limited {
 		return nil
@@ -216,8 +217,8 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// cork joins the head of the response to the page that follows it. It reports whether the connection
-// of a request can.
+// cork joins the head of the response to the page that follows it. It reports whether the
+// connection of a request can.
 func (p *page) cork(r *http.Request) bool {
 	if p.file == nil || r.ProtoMajor != 1 {
 		return false

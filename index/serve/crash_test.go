@@ -72,9 +72,9 @@ func startChild(t *testing.T, dir string) (cmd *exec.Cmd, url string) {
 	return nil, ""
 }
 
-// TestServerKill kills the server at random moments during uploads, 100 in KILN_E2E. After every kill each listed
-// file is there whole, and each upload that was confirmed is listed; at the end all are there,
-// once, and nothing is left over.
+// TestServerKill kills the server at random moments during uploads, 100 in KILN_E2E. After every
+// kill each listed file is there whole, and each upload that was confirmed is listed; at the end
+// all are there, once, and nothing is left over.
 func TestServerKill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts and kills servers")
@@ -242,7 +242,8 @@ func TestUploadSlots(t *testing.T) {
 	}
 }
 
-// slowUpload begins an upload and returns a function that sends the rest and one that gives the answer.
+// slowUpload begins an upload and returns a function that sends the rest and one that gives the
+// answer.
 func slowUpload(f *fixture, filename, secret string) (finish func(), done chan answer) {
 	f.t.Helper()
 	body, contentType := f.form(filename, indextest.Wheel(f.t, filename, nil)).encode(f.t)
@@ -264,8 +265,8 @@ func slowUpload(f *fixture, filename, secret string) (finish func(), done chan a
 	}, done
 }
 
-// TestUploadTokens: one token cannot take all places, and a token that is revoked during an upload is
-// worth nothing at its end.
+// TestUploadTokens: one token cannot take all places, and a token that is revoked during an upload
+// is worth nothing at its end.
 func TestUploadTokens(t *testing.T) {
 	f := newFixture(t, serve.Options{MaxUploads: 2, Stall: 30 * time.Second})
 	tokens, err := serve.OpenTokens(filepath.Join(f.dir, ".kiln", "tokens.json"))
@@ -303,8 +304,8 @@ func TestUploadTokens(t *testing.T) {
 	}
 }
 
-// TestRefusedUpload: a client without a token is not asked for its file, and does not hold a connection by
-// sending a byte now and then.
+// TestRefusedUpload: a client without a token is not asked for its file, and does not hold a
+// connection by sending a byte now and then.
 func TestRefusedUpload(t *testing.T) {
 	f := newFixture(t, serve.Options{Stall: 300 * time.Millisecond})
 	const head = "POST /legacy/ HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000000000\r\n"

@@ -293,7 +293,7 @@ func hostileRequests() map[string]string {
 	return out
 }
 
-// hostileForms are bodies of uploads by somebody who has a token.
+// hostileForms are bodies of uploads by a client that has a token.
 func hostileForms() map[string]string {
 	part := func(header, body string) string { return "--b\r\n" + header + "\r\n\r\n" + body + "\r\n" }
 	const end = "--b--\r\n"

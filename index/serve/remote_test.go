@@ -72,8 +72,9 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// TestLockers: poetry and pdm lock the build of the view they are pointed at, with its hash and those
-// of its dependencies. pdm needs the exact pin: of "demo-ext" it locks version 1.0, without label and hash.
+// TestLockers: poetry and pdm lock the build of the view they are pointed at, with its hash and
+// those of its dependencies. pdm needs the exact pin: of "demo-ext" it locks version 1.0, without
+// label and hash.
 func TestLockers(t *testing.T) {
 	if !indextest.E2E() {
 		t.Skip("KILN_E2E does not name index")

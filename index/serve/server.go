@@ -1,5 +1,6 @@
-// Package serve is a server for an index: the simple API of every view, the files, and uploads in the
-// legacy format of PyPI with tokens that are bound to projects. It never asks another index for anything.
+// Package serve is a server for an index: the simple API of every view, the files, and uploads in
+// the legacy format of PyPI with tokens that are bound to projects. It never asks another index for
+// anything.
 package serve
 
 import (
@@ -29,9 +30,9 @@ import (
 
 // Options are how a [Server] works. The zero value serves without uploads.
 type Options struct {
-	// Tokens say who may upload. Without them nobody may.
+	// Tokens decide which clients may upload. Without them none may.
 	Tokens *Tokens
-	// ReadOnly refuses uploads whoever asks.
+	// ReadOnly refuses all uploads.
 	ReadOnly bool
 	// InsecureUploads accepts uploads over plain HTTP from other machines, on which a token
 	// can be read by anyone on the way. It is for servers behind a proxy that does TLS.
@@ -166,8 +167,8 @@ func (s *Server) Run(ctx context.Context) {
 	}
 }
 
-// HTTPServer returns an HTTP server for s with the limits that keep slow and hostile clients
-// from binding resources. The caller sets its address and starts and stops it. Without TLS it is faster
+// HTTPServer returns an HTTP server for s with the limits that keep slow and hostile clients from
+// binding resources. The caller sets its address and starts and stops it. Without TLS it is faster
 // on a listener of [Server.Listener].
 func (s *Server) HTTPServer() *http.Server {
 	return &http.Server{
@@ -185,8 +186,8 @@ func (s *Server) HTTPServer() *http.Server {
 	}
 }
 
-// sendBuffer is what the system takes of a response before the client does: most pages as a whole, so that
-// they are written in one go.
+// sendBuffer is what the system takes of a response before the client does: most pages as a whole,
+// so that they are written in one go.
 const sendBuffer = 256 << 10
 
 // snapshot is one state of the index with the pages that were asked for.
@@ -422,7 +423,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.finish(rec, r)
 	h := rec.Header()
 	if r.ContentLength != 0 && r.Method != http.MethodPost {
-		// A body nobody asked for is not waited for.
+		// A body that the server did not ask for is not waited for.
 		_ = http.NewResponseController(w).SetReadDeadline(rec.begin.Add(10 * time.Second))
 		h.Set("Connection", "close")
 	}

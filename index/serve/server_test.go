@@ -884,8 +884,8 @@ func TestPageCacheLimit(t *testing.T) {
 	}
 }
 
-// TestLargePage: many clients at once get a page that is large enough to be sent from a file, whole, and another one after
-// it changed.
+// TestLargePage: many clients at once get a page that is large enough to be sent from a file,
+// whole, and another one after it changed.
 func TestLargePage(t *testing.T) {
 	f := newFixture(t, serve.Options{})
 	if _, problems, err := f.store.AddListed(t.Context(), indextest.ManyFiles(500), index.AddOptions{}); err != nil || len(problems) > 0 {
@@ -932,8 +932,8 @@ func TestLargePage(t *testing.T) {
 	fetch()
 }
 
-// largePage makes a server with a page that is large enough to be sent from a file. It returns what follows the method in a
-// request for it, without the end, and its compressed body.
+// largePage makes a server with a page that is large enough to be sent from a file. It returns what
+// follows the method in a request for it, without the end, and its compressed body.
 func largePage(t *testing.T, opts serve.Options) (f *fixture, request string, body []byte) {
 	t.Helper()
 	f = newFixture(t, opts)
@@ -964,8 +964,8 @@ func (f *fixture) dial() net.Conn {
 	return conn
 }
 
-// TestPipelined: a client that asks for more than a connection holds before it reads gets every answer
-// whole and in order.
+// TestPipelined: a client that asks for more than a connection holds before it reads gets every
+// answer whole and in order.
 func TestPipelined(t *testing.T) {
 	f, page, body := largePage(t, serve.Options{})
 	etag := f.do("HEAD", "/all/simple/package-00000/", "Accept", index.TypeJSON, "Accept-Encoding", "gzip").Header.Get("Etag")
@@ -1021,7 +1021,8 @@ func TestStalled(t *testing.T) {
 		t.Fatal(err)
 	}
 	for {
-		// The server stops reading when it cannot write, so that this ends when it closes the connection.
+		// The server stops reading when it cannot write, so that this ends when it closes the
+		// connection.
 		if _, err := io.WriteString(conn, "GET "+page+"\r\n"); err != nil {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Error("the connection is still open")

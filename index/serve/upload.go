@@ -35,7 +35,8 @@ const (
 	maxFormBytes = 4 << 20
 	maxFormParts = 200
 
-	// What is read of a refused upload, so that a client which sends before it reads gets the answer.
+	// What is read of a refused upload, so that a client which sends before it reads gets the
+	// answer.
 	maxDrain     = 64 << 20
 	maxDrainTime = 10 * time.Second
 

@@ -39,8 +39,8 @@ type handler struct {
 	size  int                // bytes of the pages in it
 }
 
-// cached is the page of a path for the last base URL that a client asked it for. Others are made when
-// they are asked for: a client may send any Host, and must not fill the memory with them.
+// cached is the page of a path for the last base URL that a client asked it for. Others are made
+// when they are asked for: a client may send any Host, and must not fill the memory with them.
 type cached struct {
 	mu   sync.Mutex // held while the page is made
 	base string
@@ -144,8 +144,8 @@ func exportPath(path string) (e exported, ok bool) {
 	return e, ok
 }
 
-// export sends the newest version of a project in a view, or the one asked for, as a requirements file with
-// hashes or as a lock file (PEP 751).
+// export sends the newest version of a project in a view, or the one asked for, as a requirements
+// file with hashes or as a lock file (PEP 751).
 func (h *handler) export(w http.ResponseWriter, r *http.Request, e exported, base, version string) {
 	header := w.Header()
 	header.Set("Content-Type", "text/plain; charset=utf-8")

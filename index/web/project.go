@@ -195,7 +195,7 @@ type matrixRow struct {
 
 type matrixCell struct {
 	URL      string // of the file page; empty if there is no such build
-	Text     string // for those who do not see the table
+	Text     string // for readers that do not see the table
 	Yanked   bool
 	First    bool // first column of its platform
 	Platform string

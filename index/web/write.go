@@ -51,8 +51,8 @@ type writer struct {
 }
 
 // Write brings the pages in the folder of an index up to date, or removes them if its configuration
-// does not want them. It looks only at pages of projects that changed, unless all is set. It returns
-// the home pages that it left alone because kiln did not write them.
+// does not want them. It looks only at pages of projects that changed, unless all is set. It
+// returns the home pages that it left alone because kiln did not write them.
 func Write(ctx context.Context, store *index.Store, all bool) (foreign []string, err error) {
 	config, err := store.Config()
 	if err != nil {

@@ -2,11 +2,12 @@
 // object and the files that were read for it.
 package depfile
 
-// Parse returns the files of a dependency list, without the targets, in order and without repetitions. Text that is no such list
-// gives whatever can be read in it.
+// Parse returns the files of a dependency list, without the targets, in order and without
+// repetitions. Text that is no such list gives whatever can be read in it.
 //
-// Names are escaped as GCC, clang and nvcc do it, which is how GNU make and ninja read them: before a blank, 2N+1 backslashes are N and the
-// blank, 2N are N and the end of the name; a backslash before # or : goes; elsewhere a backslash is itself, as in paths on Windows; $$ is $.
+// Names are escaped as GCC, clang and nvcc do it, which is how GNU make and ninja read them: before
+// a blank, 2N+1 backslashes are N and the blank, 2N are N and the end of the name; a backslash
+// before # or : goes; elsewhere a backslash is itself, as in paths on Windows; $$ is $.
 func Parse(text []byte) []string {
 	var files []string
 	seen := map[string]bool{}

@@ -45,8 +45,8 @@ func (p Pos) compare(q Pos) int {
 	return cmp.Or(cmp.Compare(p.File, q.File), cmp.Compare(p.Line, q.Line), cmp.Compare(p.Column, q.Column))
 }
 
-// Severity says how bad something is: a greater one is worse. Only an Error, the zero value, stops a
-// command.
+// Severity says how bad something is: a greater one is worse. Only an Error, the zero value, stops
+// a command.
 type Severity int
 
 // The severities, worst first.

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// ErrLocked is what [LockedError] is: somebody else has the lock.
+// ErrLocked is what [LockedError] is: another process has the lock.
 var ErrLocked = errors.New("locked")
 
 // errNotOwner is returned by tryLock for a lock that another has.
@@ -48,10 +48,10 @@ type FileLock struct {
 	file *os.File
 }
 
-// Lock takes the lock of the file at path, which is created if missing and is never
-// removed, and waits for its turn. When ctx ends first, the error is both a [*LockedError]
-// and the cause of ctx. The lock is advisory: it keeps out only those who ask for it too. On a file
-// system that has no locks the error is [errors.ErrUnsupported].
+// Lock takes the lock of the file at path, which is created if missing and is never removed, and
+// waits for its turn. When ctx ends first, the error is both a [*LockedError] and the cause of ctx.
+// The lock is advisory: it keeps out only callers that ask for it too. On a file system that has no
+// locks the error is [errors.ErrUnsupported].
 func Lock(ctx context.Context, path string) (*FileLock, error) {
 	const first, last = 2 * time.Millisecond, 200 * time.Millisecond
 	for pause := first; ; pause = min(2*pause, last) {

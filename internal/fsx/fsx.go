@@ -4,7 +4,7 @@
 //
 // Whatever must survive a crash goes through this package. It knows nothing of
 // what the files mean, and it does not clean up behind a process that was killed: a name
-// for which [IsTemp] is true is such a leftover and may be removed by whoever knows that no
+// for which [IsTemp] is true is such a leftover and may be removed by a caller that knows that no
 // writer is at work (usually the holder of a [FileLock]).
 package fsx
 
@@ -51,8 +51,8 @@ func SyncDir(dir string) error {
 	return nil
 }
 
-// ChangeOf returns what tells a file from another, or from itself after a change, although name, size
-// and modification time are the same: its number, and when the system last changed it, in
+// ChangeOf returns what tells a file from another, or from itself after a change, although name,
+// size and modification time are the same: its number, and when the system last changed it, in
 // nanoseconds. Both are zero on Windows.
 func ChangeOf(info fs.FileInfo) (inode uint64, changed int64) { return changeOf(info) }
 

@@ -8,8 +8,9 @@ import (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// AppendRecord appends one line of a journal to dst: eight hexadecimal digits of a CRC-32C, a space,
-// and the record as JSON. Journals are only appended to, so that what a crash damages is the end.
+// AppendRecord appends one line of a journal to dst: eight hexadecimal digits of a CRC-32C, a
+// space, and the record as JSON. Journals are only appended to, so that what a crash damages is the
+// end.
 func AppendRecord(dst []byte, record any) ([]byte, error) {
 	text, err := json.Marshal(record)
 	if err != nil {
@@ -19,8 +20,8 @@ func AppendRecord(dst []byte, record any) ([]byte, error) {
 	return append(append(dst, text...), '\n'), nil
 }
 
-// CheckRecord returns the JSON of a whole line of a journal, with its line end, or nil if the line is
-// torn or damaged.
+// CheckRecord returns the JSON of a whole line of a journal, with its line end, or nil if the line
+// is torn or damaged.
 func CheckRecord(line []byte) []byte {
 	if len(line) < 10 || line[8] != ' ' || line[len(line)-1] != '\n' {
 		return nil

@@ -44,7 +44,8 @@ func preallocate(f *os.File, size, old int64) error {
 	return f.Truncate(size)
 }
 
-// prefetch: macOS takes such advice too, but in a form that Go's packages do not offer; it reads ahead by itself.
+// prefetch: macOS takes such advice too, but in a form that Go's packages do not offer; it reads
+// ahead by itself.
 func prefetch(*os.File, int64, int64) {}
 
 func startWriteback(*os.File, int64, int64) {}

@@ -47,7 +47,7 @@ func renameDir(from, to string, opts RenameDirOptions) error {
 	case err != nil:
 		return err
 	case !old.IsDir():
-		return ErrNotEmpty // even with Replace: a file there is somebody's mistake
+		return ErrNotEmpty // even with Replace: a file there was put by mistake
 	}
 	if err := syncTree(from); err != nil {
 		return err

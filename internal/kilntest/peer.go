@@ -16,7 +16,8 @@ type Peer struct {
 	out *bufio.Reader
 }
 
-// StartPeer starts a Python program and ends it with the test. If the test fails, the last of what it printed is shown.
+// StartPeer starts a Python program and ends it with the test. If the test fails, the last of what
+// it printed is shown.
 func StartPeer(t testing.TB, python string, args ...string) *Peer {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), python, args...)

@@ -1,4 +1,5 @@
-// Package memory says how much memory this machine has, or the control group that this process is in.
+// Package memory says how much memory this machine has, or the control group that this process is
+// in.
 package memory
 
 import (
@@ -116,7 +117,8 @@ func (root files) groupDirs() []string {
 	return dirs
 }
 
-// groupMemory returns the limit of a group and what is free below it. Pages that only cache files are free.
+// groupMemory returns the limit of a group and what is free below it. Pages that only cache files
+// are free.
 func (root files) groupMemory(dir string) (limit, free int64, ok bool) {
 	for _, v := range []struct{ limit, used, cache string }{
 		{"memory.max", "memory.current", "inactive_file"},

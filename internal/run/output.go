@@ -26,8 +26,9 @@ func newRedactor(secrets []string) redactor {
 	return r
 }
 
-// clean appends p to dst with every secret replaced. Unless final, it stops where the rest of
-// p could be the beginning of a secret and returns that rest, which is shorter than the longest secret.
+// clean appends p to dst with every secret replaced. Unless final, it stops where the rest of p
+// could be the beginning of a secret and returns that rest, which is shorter than the longest
+// secret.
 func (r *redactor) clean(dst, p []byte, final bool) (out, rest []byte) {
 	for len(p) > 0 {
 		i := 0

@@ -2,10 +2,11 @@
 // tree of a command ends with the command, with its context, and with this process, even when this
 // process is killed. It measures the tree, and keeps secrets out of its output and errors.
 //
-// It does not run shells, does not know containers, and gives a child nothing of its own environment.
+// It does not run shells, does not know containers, and gives a child nothing of its own
+// environment.
 //
-// On Linux every command runs under a supervisor, which is this executable started again: that is why
-// a program that uses the package calls [Main] first. The supervisor is a child subreaper, so
+// On Linux every command runs under a supervisor, which is this executable started again: that is
+// why a program that uses the package calls [Main] first. The supervisor is a child subreaper, so
 // daemons that fork twice stay below it, and it holds one end of a socket whose other end only this
 // process has: when that closes, for whatever reason, everything below the supervisor is killed.
 //
@@ -31,12 +32,12 @@ const (
 	defaultGrace     = 5 * time.Second
 	defaultTailLines = 20
 
-	// outputLimit is how long the output may take to be written after the end of the command. Only a
-	// process that was not found can hold it open, or a log on a disk that hangs.
+	// outputLimit is how long the output may take to be written after the end of the command. Only
+	// a process that was not found can hold it open, or a log on a disk that hangs.
 	outputLimit = time.Minute
 
 	// reapLimit is how long a killed tree may take to vanish. Only a process that hangs
-	// inside the kernel needs longer; nobody can end that one.
+	// inside the kernel needs longer; such a process cannot be ended.
 	reapLimit = 10 * time.Second
 )
 
@@ -55,19 +56,21 @@ type Cmd struct {
 	Dir string
 	// Env is the whole environment, as KEY=VALUE. The last of several equal keys counts.
 	Env []string
-	// Mark is KEY=VALUE in the environment of the process that supervises the command where there is one, on Linux. That process is
-	// there before the command and ends after it, with or without this one, so whoever finds no such mark knows that nothing will begin.
+	// Mark is KEY=VALUE in the environment of the process that supervises the command where there
+	// is one, on Linux. That process is there before the command and ends after it, with or without
+	// this one, so a caller that finds no such mark knows that nothing will begin.
 	Mark string
-	// Stdin is read by the child; nil means an empty input. A reader that is not a file should end by itself:
-	// Run returns a second after the command if a read of it still hangs, and that read goes on.
+	// Stdin is read by the child; nil means an empty input. A reader that is not a file should end
+	// by itself: Run returns a second after the command if a read of it still hangs, and that read
+	// goes on.
 	Stdin io.Reader
 	// Stdout and Stderr get the output, one write at a time over both. A nil Stdout discards; a nil
-	// Stderr, or one equal to Stdout, means that both come in the order in which they were written. A
-	// writer that returns an error ends the command.
+	// Stderr, or one equal to Stdout, means that both come in the order in which they were written.
+	// A writer that returns an error ends the command.
 	Stdout io.Writer
 	Stderr io.Writer
-	// Grace is the time from asking (SIGTERM) to killing (SIGKILL) the whole tree after the
-	// context has ended. Zero means 5 seconds, a negative value kills at once. Windows kills at once.
+	// Grace is the time from asking (SIGTERM) to killing (SIGKILL) the whole tree after the context
+	// has ended. Zero means 5 seconds, a negative value kills at once. Windows kills at once.
 	Grace time.Duration
 	// NoNetwork cuts the tree off from every network: it has a loopback interface of its own and
 	// nothing else. Sockets in the file system still work. The error is
@@ -76,8 +79,8 @@ type Cmd struct {
 	// TailLines is how many of the last lines of output are kept for the error. Zero means 20, a
 	// negative value none.
 	TailLines int
-	// Redact lists secrets. They are replaced by "***" in the output, in the tail and in the Argv of
-	// errors, also where a secret is spread over several writes. Empty strings are ignored.
+	// Redact lists secrets. They are replaced by "***" in the output, in the tail and in the Argv
+	// of errors, also where a secret is spread over several writes. Empty strings are ignored.
 	Redact []string
 }
 
@@ -184,10 +187,9 @@ type outcome struct {
 	err      error
 }
 
-// Run runs the command to its end. When it returns, no process of the tree is left (see the
-// package comment for what other systems than Linux promise), and all output has been written.
-// Every error is an [*Error]: non-zero exit code, signal, a context that ended, a program that was not
-// found.
+// Run runs the command to its end. When it returns, no process of the tree is left (see the package
+// comment for what other systems than Linux promise), and all output has been written. Every error
+// is an [*Error]: non-zero exit code, signal, a context that ended, a program that was not found.
 func (c *Cmd) Run(ctx context.Context) (State, error) {
 	out := newOutput(c)
 	state, cause, err := c.run(ctx, out)
@@ -257,7 +259,8 @@ func openStdin(r io.Reader) (_ *os.File, done func(), _ error) {
 	if f, ok := r.(*os.File); ok {
 		return f, func() {}, nil
 	}
-	// Not os/exec's own pipe: it would not let go of a read that hangs without letting go of the output too.
+	// Not os/exec's own pipe: it would not let go of a read that hangs without letting go of the
+	// output too.
 	in, out, err := os.Pipe()
 	if err != nil {
 		return nil, nil, err

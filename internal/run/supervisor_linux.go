@@ -130,7 +130,7 @@ func (p *process) run(ctx context.Context) outcome {
 	o := outcome{canceled: canceled, state: State{ExitCode: -1, CPU: n.CPU, PeakMemoryBytes: n.Peak}}
 	switch {
 	case readErr != nil:
-		// Somebody killed the supervisor. Its session is what can still be found.
+		// The supervisor was killed. Its session is what can still be found.
 		killSession(cmd.Process.Pid)
 		o.err = fmt.Errorf("the supervising process ended: %w", errors.Join(waitErr, nonEOF(readErr)))
 	case n.Error != "":
@@ -187,7 +187,8 @@ func dedupEnv(env []string) []string {
 	return out
 }
 
-// startSupervisor starts this executable again, in a session and, if asked for, in a network of its own.
+// startSupervisor starts this executable again, in a session and, if asked for, in a network of its
+// own.
 func (p *process) startSupervisor() (*exec.Cmd, *os.File, error) {
 	attempts := []*syscall.SysProcAttr{{Setsid: true}}
 	if p.noNetwork {
@@ -301,8 +302,8 @@ func (s *supervisor) run(dec *json.Decoder, first order) notice {
 		Dir:   string(first.Dir),
 		Env:   toStrings(first.Env),
 		Files: []uintptr{0, 1, 2},
-		// A session of its own: "kill 0" in a script means the script. The death signal is for the
-		// day on which somebody kills the supervisor.
+		// A session of its own: "kill 0" in a script means the script. The death signal is
+		// for a supervisor that is killed.
 		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	})
 	if err != nil {
@@ -412,7 +413,8 @@ func preferForOOM(pid int) {
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("300"), 0)
 }
 
-// releaseStdio lets go of the command's input and output, so that they end when the command closes them.
+// releaseStdio lets go of the command's input and output, so that they end when the command closes
+// them.
 func releaseStdio() {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

@@ -116,9 +116,9 @@ func killSession(leader int) {
 	}
 }
 
-// treeMemory returns the larger of peak and what the processes use now. The resident sizes are quick to
-// read but count shared pages several times, so only when they say that there may be a new peak are the
-// pages counted in proportion, which is slow.
+// treeMemory returns the larger of peak and what the processes use now. The resident sizes are
+// quick to read but count shared pages several times, so only when they say that there may be a new
+// peak are the pages counted in proportion, which is slow.
 func treeMemory(pids []int, peak int64) int64 {
 	page := int64(os.Getpagesize())
 	var resident int64

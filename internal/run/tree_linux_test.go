@@ -65,7 +65,7 @@ func wantNone(t *testing.T, mark string) {
 	}
 }
 
-// waitNone waits for processes to vanish that nobody waits for.
+// waitNone waits for orphaned processes to vanish.
 func waitNone(t *testing.T, mark string) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); len(marked(t, mark)) > 0 && time.Now().Before(deadline); {
@@ -74,8 +74,9 @@ func waitNone(t *testing.T, mark string) {
 	wantNone(t, mark)
 }
 
-// stubborn is a tree that does not want to end: a child that ignores signals, with children of its own,
-// a daemon in a session of its own whose parents are gone, and a process that forks all the time.
+// stubborn is a tree that does not want to end: a child that ignores signals, with children of its
+// own, a daemon in a session of its own whose parents are gone, and a process that forks all the
+// time.
 const stubborn = `
 trap '' TERM INT HUP
 (trap '' TERM; sleep 1000 & sleep 1000) &
@@ -202,7 +203,8 @@ func TestSupervisorKilled(t *testing.T) {
 
 const allocation = 200 << 20
 
-// helperAllocate uses memory, of its own or of a file that it shares with others, says so, and keeps it until its input ends.
+// helperAllocate uses memory, of its own or of a file that it shares with others, says so, and
+// keeps it until its input ends.
 func helperAllocate() error {
 	fd, flags := -1, unix.MAP_PRIVATE|unix.MAP_ANON // not of Go's heap, which the race detector makes larger
 	if path := os.Getenv("KILN_RUN_MAP"); path != "" {
@@ -307,7 +309,8 @@ func TestPeakMemory(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	// Two at once are a sum, which only sampling can see: they stay for longer than the longest pause of it.
+	// Two at once are a sum, which only sampling can see: they stay for longer than the longest
+	// pause of it.
 	in, hold, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -330,7 +333,8 @@ func TestPeakMemory(t *testing.T) {
 	}
 }
 
-// helperDial connects to the address in the environment, and to itself through the loopback interface.
+// helperDial connects to the address in the environment, and to itself through the loopback
+// interface.
 func helperDial() error {
 	var d net.Dialer
 	own, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
@@ -390,8 +394,8 @@ func helperUnprivileged() error {
 	return err
 }
 
-// TestNoNetworkUnprivileged does it as an ordinary user: through a user namespace, in which the command
-// gets no rights that it did not have.
+// TestNoNetworkUnprivileged does it as an ordinary user: through a user namespace, in which the
+// command gets no rights that it did not have.
 func TestNoNetworkUnprivileged(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("becoming another user needs root")

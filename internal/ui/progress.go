@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kiln-build/kiln/internal/units"
+
 	"github.com/vbauerster/mpb/v8"
 	"github.com/vbauerster/mpb/v8/decor"
 )
@@ -58,7 +60,7 @@ func (p *Progress) Set(done, total int64) {
 	if now.Sub(p.last) >= progressEvery {
 		p.last = now
 		spent := now.Sub(p.start)
-		_, _ = fmt.Fprintf(p.w, "%s: %s of %s, %s, %s\n", p.what, Bytes(done), Bytes(total), rate(done, spent), left(done, total, spent))
+		_, _ = fmt.Fprintf(p.w, "%s: %s of %s, %s, %s\n", p.what, units.Bytes(done), units.Bytes(total), rate(done, spent), left(done, total, spent))
 	}
 }
 
@@ -73,7 +75,7 @@ func (p *Progress) Close() {
 }
 
 func rate(done int64, spent time.Duration) string {
-	return Bytes(int64(float64(done)/max(spent.Seconds(), 1e-3))) + "/s"
+	return units.Bytes(int64(float64(done)/max(spent.Seconds(), 1e-3))) + "/s"
 }
 
 func left(done, total int64, spent time.Duration) string {

@@ -11,8 +11,6 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/term"
-
-	"github.com/kiln-build/kiln/internal/units"
 )
 
 // Terminal says what an output can show.
@@ -121,12 +119,3 @@ func Duration(d time.Duration) string {
 	}
 	return fmt.Sprintf("%dd %dh", int(d.Hours())/24, int(d.Hours())%24)
 }
-
-// Bytes is [units.Bytes].
-func Bytes(n int64) string { return units.Bytes(n) }
-
-// Count is [units.Count].
-func Count(n int, noun string) string { return units.Count(n, noun) }
-
-// Number is [units.Number].
-func Number(n int) string { return units.Number(n) }

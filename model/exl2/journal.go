@@ -15,8 +15,8 @@ import (
 )
 
 // The journal records finished shards, so that an interrupted write goes on after the last of them.
-// Its lines are those of [fsx.AppendRecord]; one that was cut off by a crash is dropped, and with it
-// everything after.
+// Its lines are those of [fsx.AppendRecord]; one that was cut off by a crash is dropped, and with
+// it everything after.
 
 const journalName = "journal"
 

@@ -24,11 +24,11 @@ import (
 
 // Fixture is one empty store for the suite.
 type Fixture struct {
-	// Open returns a target for the store, each time as a new process would. The transport is nil for
-	// the usual one.
+	// Open returns a target for the store, each time as a new process would. The transport is nil
+	// for the usual one.
 	Open func(t testing.TB, transport http.RoundTripper) publish.Target
-	// Published returns what users can get: sums by tag and name. It is an error if there is something
-	// twice.
+	// Published returns what users can get: sums by tag and name. It is an error if there is
+	// something twice.
 	Published func() (map[string]string, error)
 	// Faults go between target and store; nil if there is no network between them.
 	Faults *Faults

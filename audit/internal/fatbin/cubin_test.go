@@ -67,7 +67,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestKinds: names and targets of every kind of image, also of one nobody knows.
+// TestKinds: names and targets of every kind of image, also of an unknown one.
 func TestKinds(t *testing.T) {
 	var got []string
 	for _, k := range []fatbin.Kind{1, 2, 4, 8, 16, 32, 64, 128, 256} {

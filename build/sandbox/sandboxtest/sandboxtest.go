@@ -1,5 +1,6 @@
-// Package sandboxtest is the conformance suite of [sandbox.Maker]: what every implementation promises, tested with real
-// commands. A command of the suite needs sh, bash, env and coreutils inside.
+// Package sandboxtest is the conformance suite of [sandbox.Maker]: what every implementation
+// promises, tested with real commands. A command of the suite needs sh, bash, env and coreutils
+// inside.
 //
 // It does not test what only one implementation has, such as derived images.
 package sandboxtest
@@ -33,7 +34,8 @@ type Suite struct {
 	Sandboxes sandbox.Maker
 	// Image is used for every environment.
 	Image string
-	// Isolated says that the inside has its own file system: mounts have other paths and can be read-only.
+	// Isolated says that the inside has its own file system: mounts have other paths and can be
+	// read-only.
 	Isolated bool
 	// Limits says that memory and processes are limited.
 	Limits bool
@@ -50,7 +52,8 @@ type Suite struct {
 // PATH is that of every command of the suite.
 const PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
 
-// waiting is how long a test waits for what must happen; it is never waited in full unless the test fails.
+// waiting is how long a test waits for what must happen; it is never waited in full unless the test
+// fails.
 const waiting = 2 * time.Minute
 
 // job is what a driver does.
@@ -513,7 +516,8 @@ func testUsage(t *testing.T, e *env) {
 	box := e.open(t, nil)
 	ready := make(chan struct{})
 	release := filepath.Join(e.dir, "release")
-	// The counters are looked at many times a second; a second is enough for a look on a busy machine.
+	// The counters are looked at many times a second; a second is enough for a look on a busy
+	// machine.
 	go func() {
 		<-ready
 		time.Sleep(time.Second)
@@ -573,7 +577,8 @@ func testProcessLimit(t *testing.T, e *env) {
 	}
 }
 
-// startForever runs a command that would never end, with a daemon below it, and returns when it has begun.
+// startForever runs a command that would never end, with a daemon below it, and returns when it has
+// begun.
 func (e *env) startForever(ctx context.Context, t *testing.T, box sandbox.Box) (result func() error) {
 	t.Helper()
 	ready := make(chan struct{})
@@ -704,7 +709,8 @@ func (e *env) sweep(t *testing.T) int {
 	return n
 }
 
-// testKilled kills the process that has a command running, and sweeps; the command of another owner goes on.
+// testKilled kills the process that has a command running, and sweeps; the command of another owner
+// goes on.
 func testKilled(t *testing.T, e *env) {
 	other := *e
 	other.owner, other.box = e.owner+" other", "Other"+e.box
@@ -735,8 +741,9 @@ func testKilled(t *testing.T, e *env) {
 	}
 }
 
-// testKilledAnytime kills the process, alone and together with the programs it was waiting for, at moments spread over its
-// whole beginning. Whatever it was doing, nothing is left after Sweep, not even later.
+// testKilledAnytime kills the process, alone and together with the programs it was waiting for, at
+// moments spread over its whole beginning. Whatever it was doing, nothing is left after Sweep, not
+// even later.
 func testKilledAnytime(t *testing.T, e *env) {
 	ready := make(chan struct{})
 	start := time.Now()

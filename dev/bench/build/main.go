@@ -1,5 +1,5 @@
-// Command benchbuild measures what kiln's engine adds to a row, beside make and ninja with the same graph: many
-// targets that need nothing and do nothing.
+// Command benchbuild measures what kiln's engine adds to a row, beside make and ninja with the same
+// graph: many targets that need nothing and do nothing.
 //
 //	 2 at once, median of 1 runs  rows  seconds  µs a row  of make  CPU µs  peak RSS
 //	         kiln, plain process  2000    33.25     16625     0.53    1442     14 MB
@@ -9,12 +9,14 @@
 //	                        make  2000    62.92     31458     1.00     942      6 MB
 //	                       ninja  2000    20.49     10244     0.33    1429      5 MB
 //
-// This was a machine with fourteen times as much to do as it had processors, where only the processor time and
-// the ratios say something.
+// This was a machine with fourteen times as much to do as it had processors, where only the
+// processor time and the ratios say something.
 //
-// make and ninja start a process for each target; kiln calls a function, so there are two more lines in which that function starts the
-// same process: with nothing around it, and the way builds do it, under a supervisor that leaves nothing behind. What the engine
-// adds is the difference to the function's line, not to the others. It then prints the size of the journal and the time to read it.
+// make and ninja start a process for each target; kiln calls a function, so there are two more
+// lines in which that function starts the same process: with nothing around it, and the way builds
+// do it, under a supervisor that leaves nothing behind. What the engine adds is the difference to
+// the function's line, not to the others. It then prints the size of the journal and the time to
+// read it.
 //
 // It fails if the function's line takes longer than that of make.
 package main

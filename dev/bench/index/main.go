@@ -1,10 +1,11 @@
 // Command benchindex compares "kiln index" with other makers of static indexes.
 //
-// It makes a list of synthetic files in the form that each program reads and runs them in turns, in a
-// folder that it removes again; dumb-pypi is installed from PyPI into .cache/bench/venv. It fails if
-// kiln misses a goal: a third of the processor time of dumb-pypi, 250 MB, 100 ms of processor time for
-// one more wheel, and 2 s of it and 250 MB for a server from its start to its first answer. Goals are
-// of processor time, because the time on the clock depends on what else the machine does.
+// It makes a list of synthetic files in the form that each program reads and runs them in turns, in
+// a folder that it removes again; dumb-pypi is installed from PyPI into .cache/bench/venv. It fails
+// if kiln misses a goal: a third of the processor time of dumb-pypi, 250 MB, 100 ms of processor
+// time for one more wheel, and 2 s of it and 250 MB for a server from its start to its first
+// answer. Goals are of processor time, because the time on the clock depends on what else the
+// machine does.
 package main
 
 import (

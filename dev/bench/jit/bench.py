@@ -151,7 +151,7 @@ def main():
     one = project("one", 1)
     for which in ("torch", "kiln"):
         orphans, again = killed(which, one)
-        text = "no module after 60 s: it waits for a lock that nobody holds" if again is None else "the next build works, %.1f s" % again["wall"]
+        text = "no module after 60 s: it waits for a lock whose holder is gone" if again is None else "the next build works, %.1f s" % again["wall"]
         print("kill -9 while compiling: %s: compilers went on for %.1f s; %s" % (which, orphans, text), flush=True)
         if which == "kiln" and again is None:
             sys.exit("kiln: no module after a kill")

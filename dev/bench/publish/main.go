@@ -1,6 +1,7 @@
-// Command benchpublish measures kiln's uploads against mc cp and plain HTTP uploads of the same bytes to the same S3 server, in one
-// run: many small files and few large ones. It prints throughputs, their ratio and the memory that kiln needed, and fails if kiln is
-// slower than 0.9 times mc cp or needs 100 MB.
+// Command benchpublish measures kiln's uploads against mc cp and plain HTTP uploads of the same
+// bytes to the same S3 server, in one run: many small files and few large ones. It prints
+// throughputs, their ratio and the memory that kiln needed, and fails if kiln is slower than 0.9
+// times mc cp or needs 100 MB.
 package main
 
 import (
@@ -258,7 +259,8 @@ func plainUpload(address, dir string) (float64, error) {
 	return time.Since(begin).Seconds(), err
 }
 
-// kilnUpload runs the same through package publish, in a process of its own, whose memory is measured.
+// kilnUpload runs the same through package publish, in a process of its own, whose memory is
+// measured.
 func kilnUpload(address, dir string) (hashing, seconds float64, peak int64, err error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -6,13 +6,15 @@
 //	  nginx      7625.7  979.9      29        1.00
 //	upload of 300 MB: 9.7 s, 31 MB/s; peak memory of the server 32 MB before, 32 MB after
 //
-// All serve the same wheels on the loopback interface and are asked by wrk, in turns, so that what else the
-// machine does meets all of them. nginx has exactly the bytes that kiln sends, in a file, a worker for each processor,
-// and no log; kiln counts and measures requests as always. wrk has the same two threads and connections for both, on
-// the same processors as the servers: what it needs to read the answers is part of both rates. CPU is what the
-// server alone needs for a request. It fails if kiln misses a goal: 2.5 times the processor time of nginx for a request, a hundredth
-// of that of pypiserver, and 64 MB more memory for the upload. It needs wrk and nginx (Debian: wrk, nginx-light);
-// pypiserver and devpi are installed from PyPI. A server that is not there is left out, and said to be.
+// All serve the same wheels on the loopback interface and are asked by wrk, in turns, so that what
+// else the machine does meets all of them. nginx has exactly the bytes that kiln sends, in a file,
+// a worker for each processor, and no log; kiln counts and measures requests as always. wrk has the
+// same two threads and connections for both, on the same processors as the servers: what it needs
+// to read the answers is part of both rates. CPU is what the server alone needs for a request. It
+// fails if kiln misses a goal: 2.5 times the processor time of nginx for a request, a hundredth of
+// that of pypiserver, and 64 MB more memory for the upload. It needs wrk and nginx (Debian: wrk,
+// nginx-light); pypiserver and devpi are installed from PyPI. A server that is not there is left
+// out, and said to be.
 package main
 
 import (
@@ -381,7 +383,8 @@ http {
 	return start(ctx, "nginx", "http://127.0.0.1:"+port+"/simple/"+project+"/", exec.CommandContext(ctx, path, "-p", root, "-e", root+"/error.log", "-c", conf))
 }
 
-// venv makes a virtual environment with a package, once, and returns the path of one of its programs.
+// venv makes a virtual environment with a package, once, and returns the path of one of its
+// programs.
 func venv(ctx context.Context, c config, requirement, program string) (string, error) {
 	name, _, _ := strings.Cut(requirement, "==")
 	dir := filepath.Join(c.dir, "venv-"+name)
@@ -553,8 +556,8 @@ func (s *server) measure(ctx context.Context, c config) error {
 	return nil
 }
 
-// measureSlowly asks one request after the other: a page takes these servers about as long as a round of
-// wrk, and Python makes one at a time.
+// measureSlowly asks one request after the other: a page takes these servers about as long as a
+// round of wrk, and Python makes one at a time.
 func (s *server) measureSlowly(ctx context.Context, c config) error {
 	before := processorTime(s.cmd.Process.Pid)
 	begin, n, size := time.Now(), 0, 0
@@ -657,7 +660,8 @@ func upload(ctx context.Context, url, user, secret, path, sum string) error {
 	return nil
 }
 
-// processorTime is what a process and its children have used so far, in seconds; 0 where it is not known.
+// processorTime is what a process and its children have used so far, in seconds; 0 where it is not
+// known.
 func processorTime(pid int) float64 {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -1,6 +1,6 @@
-// Command benchshare measures what kiln's compiler launcher adds to a call, beside the same call without it: from the
-// start of the process to its end, with a slot from a pool and a record written. Calls with and without take turns, so
-// that other work on the machine meets both.
+// Command benchshare measures what kiln's compiler launcher adds to a call, beside the same call
+// without it: from the start of the process to its end, with a slot from a pool and a record
+// written. Calls with and without take turns, so that other work on the machine meets both.
 //
 // It fails if a launcher adds 10 ms or more to a call, at the median.
 package main

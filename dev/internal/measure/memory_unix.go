@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// PeakMemory returns the largest amount of memory in bytes that a finished program had, its children included. Linux counts the program that
-// started it as well.
+// PeakMemory returns the largest amount of memory in bytes that a finished program had, its
+// children included. Linux counts the program that started it as well.
 func PeakMemory(p *os.ProcessState) int64 {
 	usage, ok := p.SysUsage().(*syscall.Rusage)
 	if !ok {

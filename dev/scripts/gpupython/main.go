@@ -1,5 +1,6 @@
-// Command gpupython prints hashes of what the package model/quant/cuda computes for every golden matrix, as
-// python/tests/goldens.py does through Python, so that dev/scripts/gpupython.sh can compare the two.
+// Command gpupython prints hashes of what the package model/quant/cuda computes for every golden
+// matrix, as python/tests/goldens.py does through Python, so that dev/scripts/gpupython.sh can
+// compare the two.
 package main
 
 import (

@@ -218,7 +218,7 @@ func (d *Device) CheckWays(ctx context.Context, w quant.Weight, m int) (count in
 			return i, worst, err
 		}
 		for j := range half {
-			half[j] = 0xFF // NaN is what nobody writes
+			half[j] = 0xFF // NaN: no product writes it
 		}
 		err := errors.Join(out.CopyFrom(half), d.main.run(product{m: m, w: weight, x: x.at, out: out.at}, p), out.CopyTo(half))
 		if err != nil {

@@ -1,5 +1,5 @@
-// Command generate makes the C header of libkiln and its Python declarations from the one place where the ABI is written:
-// the Go file with the exported functions.
+// Command generate makes the C header of libkiln and its Python declarations from the one place
+// where the ABI is written: the Go file with the exported functions.
 package main
 
 //go:generate go run . -source ../../abi.go -header ../../kiln.h -python ../../../../python/kiln/_abi.py
@@ -156,7 +156,8 @@ func exported(d *ast.FuncDecl) bool {
 	return false
 }
 
-// readFunction converts a declaration. A pointer is to constant data unless its name says that it is for output.
+// readFunction converts a declaration. A pointer is to constant data unless its name says that it
+// is for output.
 func readFunction(d *ast.FuncDecl) (function, error) {
 	f := function{name: d.Name.Name, doc: strings.TrimSpace(d.Doc.Text())}
 	if r := d.Type.Results; r == nil || len(r.List) != 1 || cType(r.List[0].Type) != "int32_t" {

@@ -1,5 +1,5 @@
-// Command answer stands for a program of Windows: it prints the text file beside it that is named after its first argument, or else
-// after itself.
+// Command answer stands for a program of Windows: it prints the text file beside it that is named
+// after its first argument, or else after itself.
 package main
 
 import (

@@ -342,10 +342,10 @@ bench-model: deps build
 	@set -o pipefail; $(GO) run ./dev/bench/model -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
 	  | tee $(CACHE)/bench/model-$(subst $() ,,$(SIZE)).txt
 
-## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=3)
-ROUNDS ?= 3
+## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=20)
+ROUNDS ?= 20
 .PHONY: bench-quant
-bench-quant: deps build
+bench-quant: deps
 	@dev/bench/quant/peers.sh
 	@mkdir -p $(CACHE)/bench
 	@set -o pipefail; $(GO) run ./dev/bench/quant -rounds $(ROUNDS) | tee $(CACHE)/bench/quant.txt

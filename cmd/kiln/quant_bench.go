@@ -49,6 +49,7 @@ their weights come from memory and not from a cache, as in a model.`,
 	flags.IntVar(&f.groupRows, "group-rows", 128, "rows that share a scale")
 	flags.IntVar(&f.cpu.Threads, "threads", 0, "threads to compute with (default: all processors)")
 	flags.StringVar(&f.cpu.Kernels, "kernels", "", "one of "+strings.Join(quant.Features().Available, ", ")+" (default: the last)")
+	flags.BoolVar(&f.cpu.Exact, "exact", false, "multiply with activations in half precision, never in integers")
 	flags.StringVar(&f.path, "path", "auto", "auto, fused or reconstruct: whether weights are rounded to half precision")
 	flags.DurationVar(&f.time, "time", 2*time.Second, "how long each size is measured")
 	flags.BoolVar(&f.keepInCaches, "keep-in-caches", false, "use one matrix over and over")

@@ -141,6 +141,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
 	"unsafe"
 
 	"github.com/kiln-build/kiln/cmd/libkiln/internal/library"
@@ -155,7 +156,13 @@ var version = "devel"
 const abiVersion = 1
 
 // lib is the one table of the process: a library has no main to hand it on from.
-var lib = library.New()
+var lib = newLibrary()
+
+func newLibrary() *library.Library {
+	l := library.New()
+	l.CPU.Exact = os.Getenv("KILN_CPU_EXACT") == "1"
+	return l
+}
 
 func main() {}
 

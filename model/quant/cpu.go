@@ -17,7 +17,8 @@ import (
 
 // FeatureSet says what the CPU backend computes with.
 type FeatureSet struct {
-	// Kernels is the name of the kernels that [NewCPU] uses unless told otherwise. "portable" is plain Go.
+	// Kernels is the name of the kernels that [NewCPU] uses unless told otherwise. "portable" is
+	// plain Go.
 	Kernels string `json:"kernels"`
 	// Available are all that this build and processor have, the best last.
 	Available []string `json:"available"`
@@ -38,26 +39,31 @@ func Features() FeatureSet {
 
 // CPUOptions change how the CPU backend works. The zero value is the fastest.
 type CPUOptions struct {
-	// Threads is the number of goroutines that compute at once. 0 means GOMAXPROCS. It does not change results.
+	// Threads is the number of goroutines that compute at once. 0 means GOMAXPROCS. It does not
+	// change results.
 	Threads int
 	// Kernels is one of [FeatureSet.Available]. "" means the best.
 	Kernels string
-	// Exact multiplies with activations as they are, in half precision, also where products in integers are faster.
+	// Exact multiplies with activations as they are, in half precision, also where products in
+	// integers are faster.
 	Exact bool
 }
 
 // CPU is the [Backend] for the processor that the program runs on.
 //
-// Upload makes a copy of the matrix in the order in which the kernels read it, a few percent larger than the QMatrix. A
-// product takes scratch memory for at most 256 rows of x at a time, which the backend keeps for the next one.
+// Upload makes a copy of the matrix in the order in which the kernels read it, a few percent larger
+// than the QMatrix. A product takes scratch memory for at most 256 rows of x at a time, which the
+// backend keeps for the next one.
 //
-// An element of a result depends on its row of x and its column of weights only, and sums are always in the same order.
-// So results are the same for any number of threads and any other rows in the same call, though not on other
-// architectures or with other kernels. With [PathAuto] it computes as with [PathFused].
+// An element of a result depends on its row of x and its column of weights only, and sums are
+// always in the same order. So results are the same for any number of threads and any other rows in
+// the same call, though not on other architectures or with other kernels. With [PathAuto] it
+// computes as with [PathFused].
 type CPU struct {
 	kernels *kernels.Set
 	ints    *kernels.Ints // nil for exact products
 	threads int
+	helpers helpers
 	scratch sync.Pool // of *cpuScratch
 	inputs  sync.Pool // of *cpuInput
 }
@@ -73,6 +79,7 @@ func NewCPU(opts CPUOptions) (*CPU, error) {
 	if c.threads == 0 {
 		c.threads = runtime.GOMAXPROCS(0)
 	}
+	c.helpers.slots = make([]atomic.Pointer[call], c.threads-1)
 	for _, set := range kernels.Sets() {
 		if set.Name == opts.Kernels || opts.Kernels == "" && !(opts.Exact && set.Ints != nil) {
 			c.kernels = set
@@ -103,8 +110,8 @@ type Half struct {
 	closed     atomic.Bool
 }
 
-// NewHalf returns a matrix over data: float16, 2·rows·cols bytes. The matrix uses data itself, so the caller can look at
-// results there.
+// NewHalf returns a matrix over data: float16, 2·rows·cols bytes. The matrix uses data itself, so
+// the caller can look at results there.
 func NewHalf(rows, cols int, data []byte) (*Half, error) {
 	if !validSize(rows, cols) {
 		return nil, fmt.Errorf("matrix of %d rows and %d columns", rows, cols)
@@ -197,10 +204,12 @@ type cpuPiece struct {
 	source      []uint32 // codes as in QMatrix; only while the weight is made
 }
 
-// cpuRun is pieces of equal width and size, one after the other, that are multiplied with in one call.
+// cpuRun is pieces of equal width and size, one after the other, that are multiplied with in one
+// call.
 type cpuRun struct{ first, count int }
 
-// runWords is the most of a run: they stay in the second-level cache while all rows are multiplied with them.
+// runWords is the most of a run: they stay in the second-level cache while all rows are multiplied
+// with them.
 const runWords = 128 << 10 / 4
 
 // rowWords returns the words of a row of activations for products in integers.
@@ -227,7 +236,8 @@ func (c *CPU) Upload(ctx context.Context, m *QMatrix) (Weight, error) {
 	set := c.kernels
 	w.blockCols = set.BlockCols
 	if set.StepCols < set.BlockCols {
-		// The kernels leave the choice: every thread gets a block, if they are not too narrow, and all are alike.
+		// The kernels leave the choice: every thread gets a block, if they are not too narrow, and
+		// all are alike.
 		blocks := max((m.cols+set.BlockCols-1)/set.BlockCols, min(c.threads, m.cols/minBlockCols))
 		w.blockCols = roundUp((m.cols+blocks-1)/blocks, set.StepCols)
 	}
@@ -241,6 +251,7 @@ func (c *CPU) Upload(ctx context.Context, m *QMatrix) (Weight, error) {
 		w.pair(c.ints.Order)
 	}
 	w.words = make([]uint32, w.blocks*w.blockWords)
+	largePages(w.words)
 	err := c.parallel(ctx, c.threads, w.blocks, func(block int, s *cpuScratch) { w.fill(m, block, s) })
 	for i := range w.pieces {
 		w.pieces[i].source = nil
@@ -253,8 +264,8 @@ func (c *CPU) Upload(ctx context.Context, m *QMatrix) (Weight, error) {
 
 func roundUp(n, step int) int { return (n + step - 1) / step * step }
 
-// divide makes the pieces. The codes of GPTQ matrices are sorted by group where they are not yet, and groups that are no
-// multiple of 32 rows get rows that are multiplied with nothing.
+// divide makes the pieces. The codes of GPTQ matrices are sorted by group where they are not yet,
+// and groups that are no multiple of 32 rows get rows that are multiplied with nothing.
 func (w *cpuWeight) divide(m *QMatrix) {
 	direct := m.format == EXL2 || m.perm == nil
 	for _, g := range m.groups {
@@ -346,8 +357,8 @@ func (w *cpuWeight) fill(m *QMatrix, block int, s *cpuScratch) {
 	}
 }
 
-// moveRow copies the codes of one row, which start at bit from of every stream of src, to bit to of the streams of
-// dst, where there must be zeros.
+// moveRow copies the codes of one row, which start at bit from of every stream of src, to bit to of
+// the streams of dst, where there must be zeros.
 func moveRow(dst []uint32, to int, src []uint32, from, bits, cols int) {
 	mask := uint32(1)<<bits - 1
 	for j := range cols {
@@ -390,7 +401,8 @@ const (
 
 // cpuInput is a chunk of x, converted and in stored order, for all workers.
 type cpuInput struct {
-	// x is divided by pieces and then by strips of rows: [piece][strip][rows of the piece][rows of the strip].
+	// x is divided by pieces and then by strips of rows: [piece][strip][rows of the piece][rows of
+	// the strip].
 	x []float32
 	// sums are the sums of the activations of a piece, [piece][rows]; only for GPTQ.
 	sums []float32
@@ -503,33 +515,8 @@ func overlap(a, b []byte) bool {
 		uintptr(unsafe.Pointer(&b[0])) <= uintptr(unsafe.Pointer(&a[len(a)-1]))
 }
 
-// parallel calls f for 0 to n − 1, on several goroutines, and waits for all. When ctx ends it starts no further call.
-func (c *CPU) parallel(ctx context.Context, threads, n int, f func(i int, s *cpuScratch)) error {
-	var next atomic.Int64
-	work := func() {
-		s, _ := c.scratch.Get().(*cpuScratch)
-		if s == nil {
-			s = &cpuScratch{}
-		}
-		defer c.scratch.Put(s)
-		for ctx.Err() == nil {
-			i := int(next.Add(1)) - 1
-			if i >= n {
-				return
-			}
-			f(i, s)
-		}
-	}
-	var group sync.WaitGroup
-	for range min(threads, n) - 1 {
-		group.Go(work)
-	}
-	work()
-	group.Wait()
-	return context.Cause(ctx)
-}
-
-// strips divides rows into strips that one call of a kernel takes: the first row of each, and the number of all rows.
+// strips divides rows into strips that one call of a kernel takes: the first row of each, and the
+// number of all rows.
 type strips []int
 
 func (s strips) count() int { return len(s) - 1 }
@@ -537,8 +524,8 @@ func (s strips) count() int { return len(s) - 1 }
 // rows returns the number of all rows.
 func (s strips) rows() int { return s[len(s)-1] }
 
-// strips divides rows for exact products, and says whether weights are unpacked first. One row is multiplied with the codes as
-// they are. For more it pays to unpack.
+// strips divides rows for exact products, and says whether weights are unpacked first. One row is
+// multiplied with the codes as they are. For more it pays to unpack.
 func (p *product) strips(rows int) (s strips, unpack bool) {
 	count := rows
 	unpack = p.round
@@ -562,7 +549,8 @@ func (p *product) intStrips(rows int) strips {
 	return s
 }
 
-// compute computes some rows of the result. Those with activations that are not finite have no integers.
+// compute computes some rows of the result. Those with activations that are not finite have no
+// integers.
 func (p *product) compute(ctx context.Context, in *cpuInput, first, rows int) error {
 	if p.ints == nil || p.round {
 		return p.chunk(ctx, in, first, rows, false)

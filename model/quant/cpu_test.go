@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/kiln-build/kiln/model/quant"
 	"github.com/kiln-build/kiln/model/quant/quanttest"
@@ -56,6 +59,69 @@ func TestCPUThreads(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestCPUExact holds what Exact promises, that products in integers are the same with all kernels
+// that have them, and that they are another way to compute at all.
+func TestCPUExact(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	groups, err := quant.MixGroups(352, quant.Share{Bits: 5, GroupRows: 64, Fraction: 0.3}, quant.Share{Bits: 3, GroupRows: 128})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := quant.LoadEXL2(quanttest.EXL2(rng, 288, groups), "", quant.EXL2Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := quanttest.Normal(rng, 7*m.Rows(), 1)
+	var ints []byte
+	for _, set := range quant.Features().Available {
+		cpu := newCPU(t, quant.CPUOptions{Kernels: set})
+		got := gemm(t, cpu, m, x, quant.GemmOptions{})
+		exact := gemm(t, newCPU(t, quant.CPUOptions{Kernels: set, Exact: true}), m, x, quant.GemmOptions{})
+		if !strings.Contains(cpu.Name(), "in integers") {
+			if !bytes.Equal(got, exact) {
+				t.Errorf("%s: Exact changes a product that is exact", set)
+			}
+			continue
+		}
+		if bytes.Equal(got, exact) {
+			t.Errorf("%s: Exact changes nothing", set)
+		}
+		if ints == nil {
+			ints = got
+		}
+		if !bytes.Equal(got, ints) {
+			t.Errorf("%s: products in integers differ from those of other kernels", set)
+		}
+	}
+	if name := newCPU(t, quant.CPUOptions{Exact: true}).Name(); !strings.Contains(name, "exact") {
+		t.Errorf("exact products with %s", name)
+	}
+}
+
+// TestCPUHelpers lets many calls share helpers, some after pauses in which these end.
+func TestCPUHelpers(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	m, err := quant.LoadEXL2(quanttest.EXL2(rng, 512, []quant.Group{{Bits: 4, Rows: 128}}), "", quant.EXL2Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cpu := newCPU(t, quant.CPUOptions{Threads: 4})
+	x := quanttest.Normal(rng, m.Rows(), 1)
+	want := gemm(t, cpu, m, x, quant.GemmOptions{})
+	var group sync.WaitGroup
+	for i := range 3 {
+		group.Go(func() {
+			for range 100 {
+				if !bytes.Equal(gemm(t, cpu, m, x, quant.GemmOptions{}), want) {
+					t.Error("a product differs when others run")
+				}
+				time.Sleep(time.Duration(i) * 300 * time.Microsecond)
+			}
+		})
+	}
+	group.Wait()
 }
 
 func TestCPUOverlap(t *testing.T) {

@@ -2,9 +2,9 @@
 
 Reads one JSON request a line from standard input and answers with one line:
 
-    {"peer": "openblas", "k": 4096, "n": 4096, "m": 8, "seconds": 1.0}  ->  {"seconds": 0.0123}
+    {"peer": "openblas", "k": 4096, "n": 4096, "m": 8, "seconds": 1.0}  ->  {"seconds": 0.0123, "error": null}
 
-The answer is the time of the fastest product. As in kiln, several matrices are used in turn, so that weights come from
+The answer is the time of the fastest product and, the first time that ggml multiplies one row, the relative error of it. As in kiln, several matrices are used in turn, so that weights come from
 memory. Arguments: the number of threads, and the folder with ggml's libraries or "" for none.
 """
 
@@ -103,6 +103,7 @@ class GGML:
         self.allocate = function(base, "ggml_backend_alloc_ctx_tensors_from_buft", pointer, pointer, pointer)
         self.free_buffer = function(base, "ggml_backend_buffer_free", None, pointer)
         self.set = function(base, "ggml_backend_tensor_set", None, pointer, pointer, size, size)
+        self.get = function(base, "ggml_backend_tensor_get", None, pointer, pointer, size, size)
         self.compute = function(base, "ggml_backend_graph_compute", ctypes.c_int, pointer, pointer)
         plain = function(base, "ggml_backend_cpu_buffer_type", pointer)()
         self.backend = function(cpu, "ggml_backend_cpu_init", pointer)()
@@ -121,6 +122,7 @@ class GGML:
             self.buffer_types[name(extra[i]).decode()] = extra[i]
             i += 1
         self.plain = plain
+        self.checked = False
 
     def context(self):
         return self.init(self.Params(4 << 20, None, True))
@@ -140,17 +142,19 @@ class GGML:
             return None
         for w in weights:
             self.set(w, packed.ctypes.data, 0, packed.nbytes)
-        return context, buffer, weights
+        return context, buffer, weights, packed
 
     def run(self, uploaded, k, m, seconds):
-        _, _, weights = uploaded
+        """Returns the shortest time and, of one row, the first time, the error."""
+        _, _, weights, packed = uploaded
         x = np.random.default_rng(4).standard_normal((m, k), dtype=np.float32)
         context = self.context()
         inputs = self.tensor(context, self.F32, k, m)
-        graphs = []
+        graphs, results = [], []
         for w in weights:
             graph = self.graph(context)
-            self.expand(graph, self.mul_mat(context, w, inputs))
+            results.append(self.mul_mat(context, w, inputs))
+            self.expand(graph, results[-1])
             graphs.append(graph)
         buffer = self.allocate(context, self.plain)
         self.set(inputs, x.ctypes.data, 0, x.nbytes)
@@ -159,13 +163,26 @@ class GGML:
             if self.compute(self.backend, graph) != 0:
                 raise RuntimeError("ggml: the product failed")
 
-        result = best(seconds, [lambda g=g: product(g) for g in graphs])
+        result, error = best(seconds, [lambda g=g: product(g) for g in graphs]), None
+        if m == 1 and not self.checked:
+            self.checked = True
+            want = self.dequantize(packed, k) @ x[0]
+            got = np.empty_like(want)
+            self.get(results[0], got.ctypes.data, 0, got.nbytes)
+            error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
         self.free_buffer(buffer)
         self.free(context)
-        return result
+        return result, error
+
+    @staticmethod
+    def dequantize(packed, k):
+        """The weights: blocks of 32 with a float16 and 16 bytes, in each byte two codes that are 16 apart."""
+        blocks = packed.reshape(-1, 18)
+        codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1).astype(np.float32) - 8
+        return (codes * blocks[:, :2].copy().view(np.float16).astype(np.float32)).reshape(-1, k)
 
     def release(self, uploaded):
-        context, buffer, _ = uploaded
+        context, buffer, _, _ = uploaded
         self.free_buffer(buffer)
         self.free(context)
 
@@ -187,13 +204,13 @@ def main():
             blas, shape, uploads = None, (k, n), {}
         if peer in ("openblas", "dequantize+openblas"):
             blas = blas or OpenBLAS(k, n)
-            answer = blas.run(m, seconds, peer != "openblas")
+            answer, error = blas.run(m, seconds, peer != "openblas"), None
         else:
             kind = peer.removeprefix("ggml ")
             if kind not in uploads:
                 uploads[kind] = ggml.upload(k, n, kind)
-            answer = ggml.run(uploads[kind], k, m, seconds) if uploads[kind] else None
-        print(json.dumps({"seconds": answer}), flush=True)
+            answer, error = ggml.run(uploads[kind], k, m, seconds) if uploads[kind] else (None, None)
+        print(json.dumps({"seconds": answer, "error": error}), flush=True)
 
 
 main()

@@ -109,6 +109,9 @@ type matrix struct {
 // Library is a table of matrices with the devices they are on. Its methods may be called by several
 // threads at once.
 type Library struct {
+	// CPU says how products on the CPU are computed. It is set before the first use.
+	CPU quant.CPUOptions
+
 	mu       sync.RWMutex
 	last     uint64
 	matrices map[uint64]*matrix
@@ -128,7 +131,7 @@ func (l *Library) host() (*quant.CPU, error) {
 	l.opening.Lock()
 	defer l.opening.Unlock()
 	if l.cpu == nil {
-		c, err := quant.NewCPU(quant.CPUOptions{})
+		c, err := quant.NewCPU(l.CPU)
 		if err != nil {
 			return nil, err
 		}

@@ -2,9 +2,10 @@ package kernels
 
 import "math"
 
-// Ints are the kernels that multiply in integers. A row of activations becomes 16-bit integers, with a power of two for every
-// piece as their scale: the largest has 15 bits, and half-precision numbers from 1/16 of the largest on are exact. Sums of
-// a piece are exact, so all implementations give the same bits.
+// Ints are the kernels that multiply in integers. A row of activations becomes 16-bit integers,
+// with a power of two for every piece as their scale: the largest has 15 bits, and half-precision
+// numbers from 1/16 of the largest on are exact. Sums of a piece are exact, so all implementations
+// give the same bits.
 //
 // The activations of several rows for a piece are words, all rows side by side:
 //
@@ -19,12 +20,13 @@ type Ints struct {
 	// Rows are the numbers of rows of activations that Mul takes, ascending, the first 1.
 	Rows []int
 
-	// Quantize makes len(src)/2 pairs of numbers in half precision, and returns their scale and their sum. It reports
-	// false if one of them is not finite; then the pairs are undefined.
+	// Quantize makes len(src)/2 pairs of numbers in half precision, and returns their scale and
+	// their sum. It reports false if one of them is not finite; then the pairs are undefined.
 	Quantize func(dst []uint32, src []uint16) (scale float32, sum int32, ok bool)
 
-	// Mul adds the product of several rows of activations with count pieces to y, [rows, Cols]. The pieces have the same
-	// width and as many rows as the first, and are one after the other in its words; so are the activations.
+	// Mul adds the product of several rows of activations with count pieces to y, [rows, Cols]. The
+	// pieces have the same width and as many rows as the first, and are one after the other in its
+	// words; so are the activations.
 	Mul func(y []float32, x []uint32, rows int, first Piece, count int)
 }
 

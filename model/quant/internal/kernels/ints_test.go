@@ -35,7 +35,8 @@ func intSets() (out []*Set) {
 	return out
 }
 
-// activations returns random numbers in half precision: of one size, of many sizes, all the same extreme, or zeros.
+// activations returns random numbers in half precision: of one size, of many sizes, all the same
+// extreme, or zeros.
 func activations(rng *rand.Rand, n, kind int) []uint16 {
 	out := make([]uint16, n)
 	for i := range out {
@@ -173,7 +174,8 @@ func testInts(t *testing.T, set *Set, rng *rand.Rand, bits, depth, count int, sh
 	}
 }
 
-// BenchmarkInts multiplies one row, or several, with a block that is in a cache ("near") or comes from memory ("far").
+// BenchmarkInts multiplies one row, or several, with a block that is in a cache ("near") or comes
+// from memory ("far").
 func BenchmarkInts(b *testing.B) {
 	for _, set := range intSets() {
 		for _, bits := range widths {

@@ -15,8 +15,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// The kernels for integers multiply pairs of 16-bit numbers and add both products to a 32-bit sum: a register
-// holds the codes of two rows for every 8 or 16 columns. Which rows form a pair is chosen so that unpacking is cheap.
+// The kernels for integers multiply pairs of 16-bit numbers and add both products to a 32-bit sum:
+// a register holds the codes of two rows for every 8 or 16 columns. Which rows form a pair is
+// chosen so that unpacking is cheap.
 
 // place is where a code is in the words of a turn.
 type place struct{ row, word, offset int }
@@ -43,7 +44,8 @@ func pairs(bits int) []pair {
 				rest = append(rest, p)
 			}
 		}
-		// The same shift for both is best, and a shift of one alone costs more than two that differ.
+		// The same shift for both is best, and a shift of one alone costs more than two that
+		// differ.
 		cost := func(l, h place) int {
 			a, b := l.offset, h.offset-16
 			switch {
@@ -225,8 +227,8 @@ func (s isa) dot(a, b, acc reg.VecVirtual) {
 	VPADDD(t, acc, acc)
 }
 
-// mulInts adds the products of some rows with several pieces to y. Where registers are few, a piece is read twice, each time
-// for half of the columns.
+// mulInts adds the products of some rows with several pieces to y. Where registers are few, a piece
+// is read twice, each time for half of the columns.
 func (s isa) mulInts(bits, rows int) {
 	TEXT(fmt.Sprintf("mulInts%dx%d%s", bits, rows, s.name), NOSPLIT, "func(y *float32, x, words *uint32, depth, pieces, shifted int)")
 	Pragma("noescape")
@@ -299,8 +301,9 @@ func (s isa) mulInts(bits, rows int) {
 	RET()
 }
 
-// header is the bytes of what comes before the pairs of one row of activations: a scale (float32), what sums begin with
-// (int32) and the sum of the row (float32). They are in three arrays, one element a row.
+// header is the bytes of what comes before the pairs of one row of activations: a scale (float32),
+// what sums begin with (int32) and the sum of the row (float32). They are in three arrays, one
+// element a row.
 const header = 12
 
 // scale adds sums to y, with shifts added and times the scales of weights and activations.
@@ -337,7 +340,8 @@ func (s isa) scale(y, head, scales Mem, shifted reg.Register, acc [][]reg.VecVir
 	}
 }
 
-// quantize writes the function that turns numbers in half precision into 16-bit integers, for all sets.
+// quantize writes the function that turns numbers in half precision into 16-bit integers, for all
+// sets.
 func quantize() {
 	TEXT("quantizeAVX2", NOSPLIT, "func(dst *uint32, src *uint16, n int) (largest, sum uint32)")
 	Pragma("noescape")
@@ -365,7 +369,8 @@ func quantize() {
 	NOTL(largest)
 	ANDL(U32(0xFFFF), largest)
 	Store(largest, Return("largest"))
-	// The largest number comes between 2¹⁴ and 2¹⁵. Exponent 0 means subnormal numbers, with the scale of exponent 1.
+	// The largest number comes between 2¹⁴ and 2¹⁵. Exponent 0 means subnormal numbers, with the
+	// scale of exponent 1.
 	exponent, one := GP32(), GP32()
 	MOVL(largest, exponent)
 	SHRL(Imm(10), exponent)
@@ -458,8 +463,8 @@ var (
 	product = regexp.MustCompile(`^\tVPDPWSSD Y(\d+), Y(\d+), Y(\d+)$`)
 )
 
-// encodeVEX replaces products of 256 bits by their bytes: Go's assembler would encode those of AVX-512, which processors
-// with AVX-VNNI alone do not have.
+// encodeVEX replaces products of 256 bits by their bytes: Go's assembler would encode those of
+// AVX-512, which processors with AVX-VNNI alone do not have.
 func encodeVEX(source []byte) ([]byte, error) {
 	lines := bytes.Split(source, []byte("\n"))
 	for i, line := range lines {

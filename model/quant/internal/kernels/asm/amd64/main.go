@@ -1,7 +1,7 @@
 // Command amd64 writes the kernels for AVX2 and AVX-512: kernels_amd64.s and its declarations.
 //
-// All kernels of one instruction set work on blocks of columns, one vector register for every 8 or 16 of them and four
-// registers a block. See package kernels for the layout.
+// All kernels of one instruction set work on blocks of columns, one vector register for every 8 or
+// 16 of them and four registers a block. See package kernels for the layout.
 package main
 
 import (
@@ -13,7 +13,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// vecs is the number of registers that hold one row of a block: enough chains of additions to hide their latency.
+// vecs is the number of registers that hold one row of a block: enough chains of additions to hide
+// their latency.
 const vecs = 4
 
 // maxRows is the most rows of activations that a panel is multiplied with at once.
@@ -90,7 +91,8 @@ type decoder interface {
 	begin()
 	// loop is called at the start of each turn: registers hold nothing of the last.
 	loop()
-	// code returns as many registers as a row has, with code − 2^(bits−1) of row k of the turn. They may be changed.
+	// code returns as many registers as a row has, with code − 2^(bits−1) of row k of the turn.
+	// They may be changed.
 	code(k int) []reg.VecVirtual
 }
 
@@ -105,8 +107,9 @@ func turn(bits int) int {
 	return 16
 }
 
-// decoder512 looks codes up to 5 bits up in a register or two; a lookup ignores the higher bits of its index, so
-// neighboring codes need not be masked. Longer codes become the low bits of 2²³ + code.
+// decoder512 looks codes up to 5 bits up in a register or two; a lookup ignores the higher bits of
+// its index, so neighboring codes need not be masked. Longer codes become the low bits of 2²³ +
+// code.
 type decoder512 struct {
 	isa
 	bits               int
@@ -191,8 +194,9 @@ func (d *decoder512) code(k int) []reg.VecVirtual {
 	return out
 }
 
-// decoder2 looks codes up to 3 bits up in a register. Others are masked where they are in the word and given the exponent that
-// makes their last bit 1: the number is 2^(23−shift) + code. That works below bit 23, so words are shifted once.
+// decoder2 looks codes up to 3 bits up in a register. Others are masked where they are in the word
+// and given the exponent that makes their last bit 1: the number is 2^(23−shift) + code. That works
+// below bit 23, so words are shifted once.
 type decoder2 struct {
 	isa
 	bits  int
@@ -345,8 +349,8 @@ func label(name string) string {
 	return fmt.Sprintf("%s%d", name, labels)
 }
 
-// finish adds acc to y: as it is, or times the scales at scales, with the shifts behind them times sums added before.
-// first is the first vector of a row that acc has.
+// finish adds acc to y: as it is, or times the scales at scales, with the shifts behind them times
+// sums added before. first is the first vector of a row that acc has.
 func (s isa) finish(y, scales, sums Mem, acc [][]reg.VecVirtual, first int) {
 	count := len(acc[0])
 	plain, add, done := label("plain"), label("add"), label("done")

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package quant
+
+func largePages([]uint32) {}

@@ -4,10 +4,10 @@
 set -eu
 out=${1:?usage: gpubuild.sh FOLDER [FLAG...]}
 shift
-src=$(dirname "$0")/../quant/cuda/kernels
+src=$(dirname "$0")/../../model/quant/cuda/kernels
 mkdir -p "$out"
 pids=
-for module in pack gemm wgmma; do
+for module in pack gemm wgmma tall; do
 	(
 		nvcc -std=c++17 -O3 "$@" -Xptxas -v -cubin -gencode=arch=compute_90a,code=sm_90a -o "$out/$module.cubin" "$src/$module.cu" >"$out/$module.log" 2>&1 ||
 			{ cat "$out/$module.log"; exit 1; }
@@ -20,7 +20,7 @@ for pid in $pids; do
 done
 {
 	echo '{"files":['
-	for module in pack gemm wgmma; do
+	for module in pack gemm wgmma tall; do
 		[ "$module" = pack ] || echo ,
 		echo "{\"name\":\"$module.cubin.gz\",\"module\":\"$module\",\"major\":9,\"specific\":true}"
 	done

@@ -23,13 +23,17 @@ type BLAS struct {
 
 const blasWorkspace = 64 << 20
 
-// loadBLAS loads the library at the path, or the one that the loader finds.
+// loadBLAS loads the library at the path, or the one that the loader finds. The name "loaded" is one that the process has.
 func loadBLAS(path string) (*blasLibrary, error) {
-	names := blasLibraries()
-	if path != "" {
+	names, open := blasLibraries(), openLibrary
+	switch path {
+	case "":
+	case "loaded":
+		open = loadedLibrary
+	default:
 		names = []string{path}
 	}
-	lib, found, err := openFirst(names)
+	lib, found, err := openFirst(names, open)
 	if err != nil {
 		return nil, fmt.Errorf("cuBLAS: %w: %w", ErrNotSupported, err)
 	}

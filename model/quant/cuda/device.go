@@ -74,8 +74,9 @@ type Options struct {
 	// PTX loads the portable kernels also where there is machine code for the device; for tests.
 	PTX bool
 	// BLAS lets cuBLAS compute products of thousands of rows, with weights that are dequantized for each call into scratch
-	// memory of 2·K·N bytes. Empty means no; "auto" is the library that the loader finds, anything else its path. Products with
-	// a bias and those with PathFused are computed as without it.
+	// memory of 2·K·N bytes. Empty means no; "auto" is the library that the loader finds; "loaded" is one that the process has
+	// loaded already, if it has one; anything else is its path. Products with a bias and those with PathFused are computed as
+	// without it.
 	BLAS string
 	// JIT compiles the kernels for exactly this device instead of loading the embedded ones. Nil means no.
 	JIT *JIT
@@ -132,7 +133,8 @@ func (drv *driver) open(opts Options) (*Device, error) {
 	}
 	d := &Device{info: info, drv: drv, dev: dev, functions: map[string]uintptr{}, streams: map[uintptr]*Stream{}}
 	if opts.BLAS != "" {
-		if d.blas, err = loadBLAS(strings.TrimPrefix(opts.BLAS, "auto")); err != nil {
+		d.blas, err = loadBLAS(strings.TrimPrefix(opts.BLAS, "auto"))
+		if err != nil && (opts.BLAS != "loaded" || !errors.Is(err, ErrNotSupported)) {
 			return nil, err
 		}
 	}
@@ -214,7 +216,7 @@ func (d *Device) load(opts Options) error {
 	}
 	// Once, so that no launch has to.
 	for name, f := range d.functions {
-		if !strings.HasPrefix(name, "kiln_gemm_") && !strings.HasPrefix(name, "kiln_wide_") && name != "kiln_permute" {
+		if !strings.HasPrefix(name, "kiln_gemm_") && !strings.HasPrefix(name, "kiln_wide_") && !strings.HasPrefix(name, "kiln_tall_") && name != "kiln_permute" {
 			continue
 		}
 		if err := d.drv.setShared(f, d.info.SharedBytes-maxStaticShared); err != nil {

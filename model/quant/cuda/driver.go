@@ -65,7 +65,7 @@ func openDriver(names []string) (*driver, error) {
 	if unsafe.Sizeof(uintptr(0)) != 8 {
 		return nil, fmt.Errorf("CUDA on %s: %w", runtime.GOARCH, ErrNotSupported)
 	}
-	lib, path, err := openFirst(names)
+	lib, path, err := openFirst(names, openLibrary)
 	if err != nil {
 		return nil, fmt.Errorf("CUDA driver: %w: %w", ErrNotSupported, err)
 	}
@@ -127,10 +127,10 @@ func openDriver(names []string) (*driver, error) {
 }
 
 // openFirst opens the first library of the list that there is.
-func openFirst(names []string) (lib uintptr, path string, err error) {
+func openFirst(names []string, open func(string) (uintptr, error)) (lib uintptr, path string, err error) {
 	var errs []error
 	for _, name := range names {
-		lib, err := openLibrary(name)
+		lib, err := open(name)
 		if err == nil {
 			return lib, name, nil
 		}

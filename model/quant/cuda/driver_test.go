@@ -310,31 +310,31 @@ func TestJIT(t *testing.T) {
 		}
 		return out
 	}
-	first := step("first", 3)
+	first := step("first", 4)
 	var modules []string
 	for _, m := range first {
 		modules = append(modules, m.module+" "+strings.Fields(string(m.image))[1])
 	}
-	want := []string{"pack --gpu-architecture=sm_90", "gemm --gpu-architecture=sm_90", "wgmma --gpu-architecture=sm_90a"}
+	want := []string{"pack --gpu-architecture=sm_90", "gemm --gpu-architecture=sm_90", "wgmma --gpu-architecture=sm_90a", "tall --gpu-architecture=sm_90a"}
 	if diff := cmp.Diff(want, modules); diff != "" {
 		t.Errorf("modules (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(first, step("again", 3), cmp.AllowUnexported(jitted{})); diff != "" {
+	if diff := cmp.Diff(first, step("again", 4), cmp.AllowUnexported(jitted{})); diff != "" {
 		t.Errorf("from the cache (-want +got):\n%s", diff)
 	}
 	files, err := filepath.Glob(filepath.Join(j.Cache, "*"))
-	if err != nil || len(files) != 3 {
+	if err != nil || len(files) != 4 {
 		t.Fatalf("files in the cache: %v, %v", files, err)
 	}
 	if err := os.Truncate(files[0], 40); err != nil {
 		t.Fatal(err)
 	}
-	step("with a torn file", 4)
-	step("after it was replaced", 4)
+	step("with a torn file", 5)
+	step("after it was replaced", 5)
 	lib.call("fake_version", 1)
-	step("with another compiler", 7)
-	if _, err := j.compileFor(8, 0); err != nil || compiled() != 9 {
-		t.Errorf("8.0: %d modules were compiled so far, want 9; error %v", compiled(), err)
+	step("with another compiler", 9)
+	if _, err := j.compileFor(8, 0); err != nil || compiled() != 11 {
+		t.Errorf("8.0: %d modules were compiled so far, want 11; error %v", compiled(), err)
 	}
 	_, err = j.compileFor(8, 6)
 	var e *Error
@@ -342,11 +342,11 @@ func TestJIT(t *testing.T) {
 		t.Errorf("error %v, want that of the compiler with its log", err)
 	}
 	j.Cache = ""
-	step("without a cache", 12)
-	step("without a cache, again", 15)
+	step("without a cache", 15)
+	step("without a cache, again", 19)
 
 	f := newFake(t, Options{JIT: j})
-	if diff := cmp.Diff("load cubin\nload cubin\nload cubin\n", f.log()); diff != "" {
+	if diff := cmp.Diff(strings.Repeat("load cubin\n", 4), f.log()); diff != "" {
 		t.Errorf("loaded (-want +got):\n%s", diff)
 	}
 	if _, err := NewCompiler(filepath.Join(t.TempDir(), "libnvrtc.so")); !errors.Is(err, ErrNotSupported) {
@@ -356,6 +356,9 @@ func TestJIT(t *testing.T) {
 
 // TestBLAS holds that cuBLAS, which is column-major, is called so that the product is right, and when it is called.
 func TestBLAS(t *testing.T) {
+	if f := newFake(t, Options{BLAS: "loaded"}); f.blas != nil {
+		t.Error("there is a cuBLAS that the process has not loaded")
+	}
 	path := compileC(t, "fakeblas.c")
 	lib := openC(t, path)
 	handles := func() int { return lib.call("fake_handles") }
@@ -417,11 +420,11 @@ func TestBLAS(t *testing.T) {
 		opts  quant.GemmOptions
 		dense bool
 	}{
-		{1024, quant.GemmOptions{}, true},
-		{1024, quant.GemmOptions{Path: quant.PathReconstruct, Accumulate: true}, true},
-		{1023, quant.GemmOptions{}, false},
-		{1024, quant.GemmOptions{Path: quant.PathFused}, false},
-		{1024, quant.GemmOptions{Bias: make([]byte, 2*weight.Cols())}, false},
+		{2048, quant.GemmOptions{}, true},
+		{2048, quant.GemmOptions{Path: quant.PathReconstruct, Accumulate: true}, true},
+		{2047, quant.GemmOptions{}, false},
+		{2048, quant.GemmOptions{Path: quant.PathFused}, false},
+		{2048, quant.GemmOptions{Bias: make([]byte, 2*weight.Cols())}, false},
 	} {
 		before := products()
 		log, err := f.product(t, f.main, weight, test.rows, test.opts)

@@ -143,8 +143,8 @@ func TestPlan(t *testing.T) {
 		{Name: "sm_90", Major: 9, Multiprocessors: 132, SharedBytes: 227 << 10},
 	} {
 		d := &Device{info: info, functions: map[string]uintptr{}, clusters: info.Major >= 9}
-		for _, module := range []string{"pack", "gemm", "wgmma"} {
-			if module == "wgmma" && info.Major < 9 {
+		for _, module := range []string{"pack", "gemm", "wgmma", "tall"} {
+			if tileRows[module] != nil && info.Major < 9 {
 				continue
 			}
 			for _, name := range (Image{Module: module}).kernels() {
@@ -177,7 +177,7 @@ func TestPlan(t *testing.T) {
 						if p.columns*width < l.strips || p.rowTiles(rows)*8*p.shape.rows8 < rows || p.splits < 1 {
 							t.Errorf("%v does not cover %d rows and %d strips", p, rows, l.strips)
 						}
-						if path == quant.PathFused && p.wide {
+						if path == quant.PathFused && (p.wide || p.tall) {
 							t.Errorf("%v rounds weights", p)
 						}
 					})
@@ -203,7 +203,7 @@ func TestMeasuredPlans(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := &Device{info: Info{Major: 9, Multiprocessors: 132, SharedBytes: 227 << 10}, functions: map[string]uintptr{}, clusters: true}
-	for _, module := range []string{"pack", "gemm", "wgmma"} {
+	for _, module := range []string{"pack", "gemm", "wgmma", "tall"} {
 		for _, name := range (Image{Module: module}).kernels() {
 			d.functions[name] = 1
 		}

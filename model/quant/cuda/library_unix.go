@@ -21,4 +21,10 @@ func openLibrary(name string) (uintptr, error) {
 	return purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
+// loadedLibrary returns a library that the process has loaded already.
+func loadedLibrary(name string) (uintptr, error) {
+	const noLoad = 4 // RTLD_NOLOAD of Linux
+	return purego.Dlopen(name, purego.RTLD_NOW|noLoad)
+}
+
 func findSymbol(lib uintptr, name string) (uintptr, error) { return purego.Dlsym(lib, name) }

@@ -20,6 +20,17 @@ func openLibrary(name string) (uintptr, error) {
 	return uintptr(lib), err
 }
 
+// loadedLibrary returns a library that the process has loaded already.
+func loadedLibrary(name string) (uintptr, error) {
+	wide, err := windows.UTF16PtrFromString(name)
+	if err != nil {
+		return 0, err
+	}
+	var lib windows.Handle
+	err = windows.GetModuleHandleEx(0, wide, &lib)
+	return uintptr(lib), err
+}
+
 func findSymbol(lib uintptr, name string) (uintptr, error) {
 	return windows.GetProcAddress(windows.Handle(lib), name)
 }

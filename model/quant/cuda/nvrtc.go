@@ -54,7 +54,7 @@ func NewCompiler(path string) (*Compiler, error) {
 			}
 		}
 	}
-	lib, found, err := openFirst(names)
+	lib, found, err := openFirst(names, openLibrary)
 	if err != nil {
 		return nil, fmt.Errorf("NVRTC: %w: %w", ErrNotSupported, err)
 	}
@@ -231,7 +231,7 @@ func targets(major, minor int) (modules, architectures []string) {
 	arch := fmt.Sprintf("sm_%d%d", major, minor)
 	modules, architectures = slices.Clone(required), slices.Repeat([]string{arch}, len(required))
 	if major == 9 && minor == 0 {
-		modules, architectures = append(modules, "wgmma"), append(architectures, arch+"a")
+		modules, architectures = append(modules, "wgmma", "tall"), append(architectures, arch+"a", arch+"a")
 	}
 	return modules, architectures
 }

@@ -46,7 +46,7 @@ func (i Image) Kernels() []string {
 func (i Image) kernels() []string {
 	switch i.Module {
 	case "pack":
-		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_permute", "kiln_copy"}
+		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_tile", "kiln_permute", "kiln_copy"}
 	case "gemm":
 		var names []string
 		for _, kind := range []string{"fs", "fa"} {
@@ -66,40 +66,43 @@ func (i Image) kernels() []string {
 		}
 		return names
 	}
-	if i.Module == "wgmma" {
-		var names []string
-		for _, rows := range wideRows {
-			for _, kind := range []string{"s", "a"} {
-				names = append(names, wideName(rows, 4, kind), wideName(rows, 0, kind))
-			}
+	var names []string
+	for _, rows := range tileRows[i.Module] {
+		for _, kind := range []string{"s", "a"} {
+			names = append(names, tileName(i.Module, rows, 4, kind), tileName(i.Module, rows, 0, kind))
 		}
-		return names
 	}
-	return nil
+	return names
 }
 
-// wideRows are the heights of the tiles in wgmma.cu.
-var wideRows = []int{16, 32, 64, 128}
+// tileRows are the heights of the tiles in wgmma.cu and in tall.cu.
+var tileRows = map[string][]int{"wgmma": {16, 32, 64, 128}, "tall": {128, 192, 256}}
 
-func wideName(rows, width int, kind string) string {
-	return fmt.Sprintf("kiln_wide_%d_%d_%s", rows, width, kind)
+func tileName(module string, rows, width int, kind string) string {
+	return fmt.Sprintf("kiln_%s_%d_%d_%s", map[string]string{"wgmma": "wide", "tall": "tall"}[module], rows, width, kind)
 }
 
 // plan is how a product is computed.
 type plan struct {
 	dense                      bool // dequantized, then with cuBLAS
 	wide                       bool // with the kernel in wgmma.cu
+	tall                       bool // with the kernel in tall.cu
 	direct                     bool // without kiln_gather
 	kernel                     string
 	shape                      shape
 	warps, columnWarps, splits int
 	columns                    int // tiles of columns
 	shared                     int
+	clusters, sharedTiles      int // of tall.cu: clusters of the grid, and tiles that they share
+	stages                     int
 }
 
 // grid is tiles of columns times splits of the rows of the weight, and tiles of activations.
 func (p plan) grid(m int) [3]uint32 {
-	if p.wide {
+	switch {
+	case p.tall:
+		return [3]uint32{uint32(2 * p.clusters), 1, 1}
+	case p.wide:
 		return [3]uint32{uint32(p.splits * p.tiles(m)), 1, 1}
 	}
 	return [3]uint32{uint32(p.splits * p.columns), uint32(p.rowTiles(m)), 1}
@@ -110,12 +113,18 @@ func (p plan) rowTiles(m int) int { return (m + 8*p.shape.rows8 - 1) / (8 * p.sh
 func (p plan) tiles(m int) int { return p.columns * p.rowTiles(m) }
 
 func (p plan) workBytes(m int) int64 {
+	if p.tall {
+		return int64(p.clusters) * 4 * int64(8*p.shape.rows8*tallColumns) * 4
+	}
 	return int64(p.tiles(m)) * int64(p.splits) * int64(8*p.shape.rows8*p.columnWarps*p.shape.strips*stripColumns) * 4
 }
 
 func (p plan) String() string {
 	if p.dense {
 		return p.kernel
+	}
+	if p.tall {
+		return fmt.Sprintf("%s clusters %d shared tiles %d", p.kernel, p.clusters, p.sharedTiles)
 	}
 	return fmt.Sprintf("%s warps %d/%d splits %d", p.kernel, p.columnWarps, p.warps, p.splits)
 }
@@ -169,8 +178,8 @@ func (d *Device) make(m int, w *Weight, s shape, kind kernelKind, columnWarps, s
 
 // makeWide completes a plan of the kernel in wgmma.cu.
 func (d *Device) makeWide(w *Weight, rows, splits int) (plan, error) {
-	const warps = 8
-	stages, tables := 12, warps*64
+	const strips = 8
+	stages, tables := 9, strips*64
 	if rows > 64 {
 		stages = 6
 	} else if rows > 32 {
@@ -186,12 +195,12 @@ func (d *Device) makeWide(w *Weight, rows, splits int) (plan, error) {
 	if w.args.zeros != 0 {
 		tables *= 2
 	}
-	slot := (rows*64 + tables + warps*int(w.args.maxWidth)*unitBytes + 511) &^ 511
+	slot := (2*(rows*64+tables+strips*int(w.args.maxWidth)*unitBytes) + 511) &^ 511
 	p := plan{
-		wide: true, kernel: wideName(rows, width, kind), shape: shape{rows / 8, warps}, warps: warps + 4, columnWarps: 1,
+		wide: true, kernel: tileName("wgmma", rows, width, kind), shape: shape{rows / 8, strips}, warps: 12, columnWarps: 1,
 		splits:  max(1, min(splits, int(w.args.blockCount))),
-		columns: (int(w.args.strips) + warps - 1) / warps,
-		shared:  max(stages*slot, rows*(warps*stripColumns+4)*4),
+		columns: (int(w.args.strips) + strips - 1) / strips,
+		shared:  max(stages*slot, rows*(strips*stripColumns+4)*4),
 	}
 	if _, ok := d.functions[p.kernel]; !ok {
 		return p, fmt.Errorf("no kernel %s for this device", p.kernel)
@@ -202,6 +211,71 @@ func (d *Device) makeWide(w *Weight, rows, splits int) (plan, error) {
 	return p, nil
 }
 
+// What has to be known of kernels/tall.cu.
+const (
+	tallColumns   = 128     // of a thread block
+	tallLines     = 8 * 512 // bytes in which the warps order their results
+	maxTallStages = 16
+)
+
+// makeTall completes a plan of the kernel in tall.cu with at most so many clusters that share so many tiles.
+func (d *Device) makeTall(m int, w *Weight, rows, clusters, sharedTiles int) (plan, error) {
+	kind, width, tables := "s", 0, tallColumns*2
+	if w.args.zeros != 0 {
+		kind, tables = "a", 2*tables
+	}
+	if w.width == 4 {
+		width = 4
+	}
+	p := plan{
+		tall: true, kernel: tileName("tall", rows, width, kind), shape: shape{rows / 8, 8}, warps: 12, columnWarps: 1, splits: 1,
+		columns: (int(w.args.strips) + 7) / 8, clusters: clusters, sharedTiles: sharedTiles,
+	}
+	slot := (2*(rows*64+tables+tallColumns/stripColumns*int(w.args.maxWidth)*unitBytes) + 511) &^ 511
+	p.stages = min(maxTallStages, (d.info.SharedBytes-maxStaticShared-tallLines)/slot)
+	p.shared = p.stages*slot + tallLines
+	if _, ok := d.functions[p.kernel]; !ok {
+		return p, fmt.Errorf("no kernel %s for this device", p.kernel)
+	}
+	if p.stages < 2 {
+		return p, errors.New("the device has too little shared memory")
+	}
+	return p, nil
+}
+
+// tallPlans returns the ways to divide a product among clusters: whole tiles; the tiles that remain, alone or with one more for each,
+// in even shares; and few tiles in parts.
+func (d *Device) tallPlans(m int, w *Weight) []plan {
+	var out []plan
+	most := d.room(plan{wide: true, splits: 2}, 1) / 2
+	units := (int(w.args.blockCount) + 3) / 4
+	for _, rows := range tileRows["tall"] {
+		tiles := (int(w.args.strips) + 7) / 8 * ((m + rows - 1) / rows)
+		add := func(clusters, sharedTiles int) {
+			if sharedTiles > 0 && (sharedTiles*units < clusters || sharedTiles > tiles) {
+				return
+			}
+			if p, err := d.makeTall(m, w, rows, clusters, sharedTiles); err == nil {
+				out = append(out, p)
+			}
+		}
+		add(min(tiles, most), 0)
+		if rest := tiles % most; tiles > most && rest > 0 {
+			add(most, rest)
+			add(most, rest+most)
+		}
+		if tiles < most {
+			for n := 2; n*tiles <= most && n <= units; n++ {
+				add(n*tiles, tiles)
+			}
+			if most%tiles != 0 {
+				add(most, tiles)
+			}
+		}
+	}
+	return out
+}
+
 // The model of a product's time, in µs, fitted to all plans of 16 sizes on an H200 (see testdata/h200.json). It orders plans; it does not
 // tell times.
 var (
@@ -209,8 +283,9 @@ var (
 	blockTime = map[shape]struct{ least, shared float64 }{
 		{1, 2}: {0.312, 0.106}, {1, 4}: {0.563, 0.348}, {2, 2}: {0.204, 0.436}, {2, 4}: {0.402, 0.482}, {4, 2}: {0.527, 0.478},
 	}
-	// stepTime is what a tile of wgmma.cu needs for 32 rows.
-	stepTime = map[int]float64{16: 0.189, 32: 0.274, 64: 0.301, 128: 0.4}
+	// stepTime is what a tile of wgmma.cu needs for 32 rows of four bits, and of others; tallTime what one of tall.cu needs.
+	stepTime = map[int][2]float64{16: {0.175, 0.345}, 32: {0.167, 0.356}, 64: {0.229, 0.395}, 128: {0.368, 0.480}}
+	tallTime = map[int][2]float64{128: {0.232, 0.45}, 192: {0.305, 0.59}, 256: {0.382, 0.743}}
 	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must be near each other.
 	clusterRoom = [maxCluster + 1]int{1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
 )
@@ -228,14 +303,25 @@ func (d *Device) room(p plan, perProcessor int) int {
 func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 	count := p.tiles(m) * p.splits
 	times := func(n, of int) float64 { return float64((n + of - 1) / of) }
-	if p.wide {
-		step := stepTime[8*p.shape.rows8]
+	if p.wide || p.tall {
+		width := 0
 		if w.width != 4 {
-			step *= 1.62
+			width = 1
 		}
-		cost := 2.22 + times(count, d.room(p, 1))*(3.07+times(int(w.args.blockCount), p.splits)*step)
-		if p.splits > 1 {
-			cost += 0.0441*float64(p.splits) + 0.00674*float64(p.splits*p.shape.rows8)
+		blocks := float64(w.args.blockCount)
+		cost := 2.1e-6 * float64(m) * float64(w.args.rows) // kiln_gather
+		if p.wide {
+			step := stepTime[8*p.shape.rows8][width]
+			cost += times(count, d.room(p, 1)) * (5.55 + times(int(w.args.blockCount), p.splits)*step)
+			if p.splits > 1 {
+				cost += 0.002 * float64(p.splits*p.shape.rows8)
+			}
+			return cost
+		}
+		step, whole := tallTime[8*p.shape.rows8][width], times(p.tiles(m)-p.sharedTiles, p.clusters)
+		cost += whole * (2.63 + blocks*step)
+		if share := float64(p.sharedTiles) / float64(p.clusters); share > 0 {
+			cost += 12.2 + share*(0.062*float64(p.shape.rows8)+blocks*step)
 		}
 		return cost
 	}
@@ -289,9 +375,13 @@ func registerRoom(s shape, zeros bool) int {
 // densePlan dequantizes and leaves the rest to cuBLAS.
 var densePlan = plan{dense: true, kernel: "kiln_dequantize and cuBLAS"}
 
-// denser reports whether that is faster than the kernel in wgmma.cu, as it was on an H200.
-func denser(m int, w *Weight) bool {
-	return m >= 2048 || m >= 1024 && int64(w.args.rows)*int64(w.args.columns) < 64<<20
+// denser reports whether that is faster than the kernels here, as it was on an H200, with tall.cu and without.
+func (d *Device) denser(m int, w *Weight) bool {
+	size := int64(w.args.rows) * int64(w.args.columns)
+	if d.functions[tileName("tall", 256, 4, "s")] == 0 {
+		return m >= 2048 || m >= 1024 && size < 64<<20
+	}
+	return m >= 4096 && size < 128<<20 || m >= 2048 && size < 32<<20
 }
 
 // planKey is what a plan depends on, for one weight.
@@ -320,7 +410,7 @@ func (w *Weight) plan(m int, path quant.Path, aligned, bias bool) (plan, error) 
 	if err != nil {
 		return p, err
 	}
-	if w.d.blas != nil && denser(m, w) && path != quant.PathFused && !bias {
+	if w.d.blas != nil && w.d.denser(m, w) && path != quant.PathFused && !bias {
 		p = densePlan
 	}
 	if w.plans == nil || len(w.plans) == maxPlans {
@@ -379,7 +469,8 @@ func (d *Device) plans(m int, w *Weight, path quant.Path, mayBeDirect bool, sele
 		gemm(direct, directShapes...)
 	}
 	if path != quant.PathFused {
-		for _, rows := range wideRows {
+		out = append(out, d.tallPlans(m, w)...)
+		for _, rows := range tileRows["wgmma"] {
 			for splits := 1; splits <= maxCluster; splits++ {
 				if p, err := d.makeWide(w, rows, splits); err == nil && p.splits == splits {
 					out = append(out, p)

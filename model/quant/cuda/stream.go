@@ -215,6 +215,16 @@ type wideArgs struct {
 	m, splits, accumulate, rowTiles int32
 }
 
+type tallArgs struct {
+	weight                        weightArgs
+	x, out, bias, work, arrivals  uintptr
+	m, accumulate, rowTiles, slab int32
+	tiles, sharedTiles, stages    int32
+}
+
+// tallSlab is how many tiles of rows are computed for all columns before the next: their activations stay in the cache.
+const tallSlab = 8
+
 // run launches the kernels of a product.
 func (s *Stream) run(p product, plan plan) error {
 	return s.d.do(func() error {
@@ -234,6 +244,21 @@ func (s *Stream) run(p product, plan plan) error {
 		var accumulate int32
 		if p.accumulate {
 			accumulate = 1
+		}
+		if plan.tall {
+			args := &tallArgs{
+				weight: p.w.args, x: x, out: p.out, bias: bias, m: int32(p.m), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
+				slab: tallSlab, tiles: int32(plan.tiles(p.m)), sharedTiles: int32(plan.sharedTiles), stages: int32(plan.stages),
+			}
+			if plan.sharedTiles > 0 {
+				if args.work, err = s.need(&s.work, plan.workBytes(p.m)); err != nil {
+					return err
+				}
+				if args.arrivals, err = s.need(&s.arrivals, 16*int64(plan.sharedTiles)); err != nil {
+					return err
+				}
+			}
+			return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), 2)
 		}
 		if plan.wide {
 			args := &wideArgs{
@@ -306,12 +331,12 @@ func (s *Stream) biasOf(p product) (uintptr, error) {
 // 16 bytes.
 func (s *Stream) stored(p product, plan plan) (uintptr, error) {
 	padded := p.w.args.blockCount * blockRows
-	if plan.direct || !plan.wide && p.w.args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
+	if plan.direct || !plan.wide && !plan.tall && p.w.args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
 		return p.x, nil
 	}
 	args := gatherArgs{x: p.x, perm: p.w.args.perm, order: p.w.order, rows: p.w.args.rows, padded: padded}
 	rows, chunk := p.m, maxGridY
-	if plan.wide {
+	if plan.wide || plan.tall {
 		args.tile = int32(8 * plan.shape.rows8)
 		rows = plan.rowTiles(p.m) * int(args.tile)
 		chunk = maxGridY / int(args.tile) * int(args.tile)
@@ -324,6 +349,9 @@ func (s *Stream) stored(p product, plan plan) (uintptr, error) {
 	if line := 2 * (int(p.w.args.rows) + 8); p.m >= permuteRows && p.w.order != 0 && p.x%16 == 0 && line <= s.d.info.SharedBytes-maxStaticShared {
 		kernel, threads, shared = "kiln_permute", 256, line
 		columns = max(1, min(8*s.d.info.Multiprocessors/p.m, int(padded)/(8*threads)))
+	}
+	if args.tile != 0 && args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
+		kernel = "kiln_tile"
 	}
 	for first := 0; first < p.m; first += chunk {
 		part := args

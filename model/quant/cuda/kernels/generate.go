@@ -7,8 +7,6 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,25 +15,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kiln-build/kiln/model/quant/cuda"
 )
-
-type image struct {
-	Name     string `json:"name"`
-	Module   string `json:"module"`
-	Major    int    `json:"major"`
-	Minor    int    `json:"minor"`
-	PTX      bool   `json:"ptx,omitempty"`
-	Specific bool   `json:"specific,omitempty"`
-}
-
-type images struct {
-	Source   string   `json:"source_sha256"`
-	Compiler string   `json:"compiler"`
-	Flags    []string `json:"flags"`
-	Files    []image  `json:"files"`
-}
 
 // ptxVersion is the oldest PTX that has all instructions of the kernels for compute capability 8.0. Drivers since CUDA
 // 11.8 take it.
@@ -51,7 +38,12 @@ func main() {
 }
 
 func generate() error {
-	if current() {
+	// The sources as this program was compiled with, which is now.
+	source, err := cuda.SourceHash()
+	if err != nil {
+		return err
+	}
+	if current(source) {
 		return nil // compiling takes minutes and a toolkit, and would give the same
 	}
 	nvcc := os.Getenv("KILN_NVCC")
@@ -66,26 +58,29 @@ func generate() error {
 	if release == nil {
 		return fmt.Errorf("%s --version: no release in\n%s", nvcc, version)
 	}
-	out := images{Compiler: "nvcc " + release[1], Flags: flags}
-	if out.Source, err = hashSources(); err != nil {
-		return err
-	}
+	out := cuda.Images{Source: source, Compiler: "nvcc " + release[1], Flags: flags, Files: []cuda.Image{
+		{Module: "pack", Major: 9},
+		{Module: "gemm", Major: 9},
+		{Module: "wgmma", Major: 9, Specific: true},
+		{Module: "tall", Major: 9, Specific: true},
+		{Module: "pack", Major: 8, PTX: true},
+		{Module: "gemm", Major: 8, PTX: true},
+	}}
 	tmp, err := os.MkdirTemp("", "kernels")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	for _, i := range []image{
-		{Module: "pack", Major: 9},
-		{Module: "gemm", Major: 9},
-		{Module: "wgmma", Major: 9, Specific: true},
-		{Module: "pack", Major: 8, PTX: true},
-		{Module: "gemm", Major: 8, PTX: true},
-	} {
-		if i.Name, err = compile(nvcc, tmp, i); err != nil {
+	var g errgroup.Group
+	g.SetLimit(runtime.NumCPU())
+	for i := range out.Files {
+		g.Go(func() (err error) {
+			out.Files[i].Name, err = compile(nvcc, tmp, out.Files[i])
 			return err
-		}
-		out.Files = append(out.Files, i)
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	text, err := json.MarshalIndent(out, "", "  ")
 	if err != nil {
@@ -95,17 +90,9 @@ func generate() error {
 }
 
 // current reports whether the images are those of the sources and flags as they are.
-func current() bool {
-	text, err := os.ReadFile("kernels/images.json")
-	if err != nil {
-		return false
-	}
-	var old images
-	if err := json.Unmarshal(text, &old); err != nil {
-		return false
-	}
-	hash, err := hashSources()
-	if err != nil || old.Source != hash || !slices.Equal(old.Flags, flags) || len(old.Files) == 0 {
+func current(source string) bool {
+	old, err := cuda.EmbeddedImages()
+	if err != nil || old.Source != source || !slices.Equal(old.Flags, flags) || len(old.Files) == 0 {
 		return false
 	}
 	for _, f := range old.Files {
@@ -116,7 +103,7 @@ func current() bool {
 	return true
 }
 
-func compile(nvcc, tmp string, i image) (string, error) {
+func compile(nvcc, tmp string, i cuda.Image) (string, error) {
 	target := fmt.Sprintf("%d%d", i.Major, i.Minor)
 	if i.Specific {
 		target += "a"
@@ -155,29 +142,6 @@ func compile(nvcc, tmp string, i image) (string, error) {
 		return "", err
 	}
 	return name + ".gz", os.WriteFile("kernels/"+name+".gz", packed.Bytes(), 0o644)
-}
-
-// hashSources is SourceHash of the package.
-func hashSources() (string, error) {
-	var names []string
-	for _, pattern := range []string{"kernels/*.cu", "kernels/*.cuh"} {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return "", err
-		}
-		names = append(names, found...)
-	}
-	slices.Sort(names)
-	h := sha256.New()
-	for _, name := range names {
-		data, err := os.ReadFile(name)
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintf(h, "%s %d\n", filepath.Base(name), len(data))
-		h.Write(data)
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 func run(name string, args ...string) (string, error) {

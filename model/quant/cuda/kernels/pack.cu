@@ -163,6 +163,16 @@ extern "C" __global__ void kiln_gather(const Gather p) {
   store8(p.out + placeOf(p, m, k), v);
 }
 
+// The same for tiles if rows are neither moved nor padded: what pairs of elements do in a block is a transposition, 4 by 4.
+extern "C" __global__ void kiln_tile(const Gather p) {
+  startNext();
+  const int k = (blockIdx.x * blockDim.x + threadIdx.x) * 8, m = blockIdx.y;
+  if (k >= p.padded) return;
+  waitForEarlier();
+  const u32 *x = reinterpret_cast<const u32 *>(p.x + u64(m) * p.rows + (k & ~31)) + (k >> 3 & 3);
+  *reinterpret_cast<uint4 *>(p.out + placeOf(p, m, k)) = make_uint4(x[0], x[4], x[8], x[12]);
+}
+
 // The same through shared memory, for many rows: elements that are far apart cost 16 times their size where they come from further away.
 extern "C" __global__ void __launch_bounds__(256) kiln_permute(const Gather p) {
   extern __shared__ __align__(16) u16 line[];  // the row, and a zero

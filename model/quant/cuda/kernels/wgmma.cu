@@ -2,9 +2,9 @@
 //
 // A warp unpacks its codes to rounded half-precision weights in registers, the A operand of wgmma (columns of the weight
 // as M); activations are the B operand, in shared memory. Two warpgroups of a thread block own 128 columns each and share
-// the tile of activations. While one multiplies, the other unpacks; three threads of a third fetch. Thread blocks of a cluster
-// share a tile of the result and own ranges of rows; they add up through distributed shared memory, in order.
-#include "hopper.cuh"
+// the tile of activations. While one multiplies, the other unpacks; a few threads of a third fetch. Thread blocks of a cluster share a tile of the result and own ranges of rows; they add up through distributed
+// shared memory, in order.
+#include "wgmma.cuh"
 
 struct Wide {
   Weight w;
@@ -14,91 +14,168 @@ struct Wide {
   int m, splits, accumulate, rowTiles;
 };
 
-// A lane arrives at a barrier for its warp. racecheck knows what a barrier orders only for threads that arrive themselves, so in
-// a build for it all lanes do.
-#ifdef KILN_RACECHECK
-constexpr int arriving = 32;
-#else
-constexpr int arriving = 1;
-#endif
-
-__host__ __device__ constexpr int stagesFor(int m) { return m <= 32 ? 12 : m <= 64 ? 8 : 6; }
-
-// Tile<M> multiplies 64 columns and 16 rows of the weight with M rows of activations.
-template <int M> struct Tile;
-template <> struct Tile<16> {
-  static __device__ __forceinline__ void multiply(float (&d)[8], const u32 *a, u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-};
-template <> struct Tile<32> {
-  static __device__ __forceinline__ void multiply(float (&d)[16], const u32 *a, u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-};
-template <> struct Tile<64> {
-  static __device__ __forceinline__ void multiply(float (&d)[32], const u32 *a, u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-};
-template <> struct Tile<128> {
-  static __device__ __forceinline__ void multiply(float (&d)[64], const u32 *a, u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
-          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
-          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
-          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-  }
-};
-
-__device__ __forceinline__ void fenceOperands() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commitGroup() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void waitGroups() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-
-// descriptor of a tile of activations: rows of 64 bytes, 16-byte pieces exchanged as the 64-byte swizzle does, groups of 8
-// rows 512 bytes apart.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return u64(address >> 4 & 0x3FFF) | u64(1) << 16 | u64(512 >> 4) << 32 | u64(2) << 62;
-}
+__host__ __device__ constexpr int stagesFor(int m) { return m <= 32 ? 9 : m <= 64 ? 8 : 6; }
 
 __device__ __forceinline__ void syncWarpgroups() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+// unpackStrip makes the weights of both fragments of a strip.
+template <int B, bool Asym> __device__ __forceinline__ void unpackStrip(const u32 *words, uint2 scales, uint2 zeros, u32 (&q)[16]) {
+  u32 scale[4];
+  Zeros z;
+  columnPairs(scales, scale);
+  if (Asym) expandZeros(zeros, z);
+  unpack<B, Asym>(words, z, q);
+#pragma unroll
+  for (int i = 0; i < 16; i++) q[i] = hmul2(q[i], scale[(i >> 3) * 2 + (i & 1)]);
+}
+
+// multiplyRange adds up the products of a warpgroup, a strip to each warp.
+template <int M, int B, bool Asym>
+__device__ __forceinline__ void multiplyRange(int begin, int end, int strips, int slot, unsigned char *shared, u32 full, const u32 *widths,
+                                              float (&acc)[2][M / 2]) {
+  constexpr int stages = stagesFor(M);
+  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes, unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
+  const int lane = threadIdx.x & 31, strip = threadIdx.x / 32, g = lane >> 2;
+  const u32 base = sharedAddress(shared), empty = full + 8 * stages;
+  u32 q[2][2][16], words[2][B == 4 ? 4 : 8], bits[2] = {B, B};
+  uint2 scales[2], zeros[2];
+  // Stages: of the blocks that are fetched next, of those that are multiplied next, and of those that are multiplied.
+  int at = 0, now = 0, running = -1;
+  u32 parity = 0;
+  auto fetch = [&] {
+    waitBarrier(full + 8 * at, parity);
+    const unsigned char *from = shared + at * slot, *table = from + scalesAt + strip * 64 + g * 8;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      scales[i] = *reinterpret_cast<const uint2 *>(table + i * scaleBytes);
+      if (Asym) zeros[i] = *reinterpret_cast<const uint2 *>(table + (2 + i) * scaleBytes);
+      if (!B) bits[i] = widths[2 * at + i];
+      const unsigned char *unit = from + unitsAt + i * strips * bits[0] * 128 + strip * bits[i] * 128;
+      if constexpr (B == 4) {
+        loadWords<4>(unit, lane, words[i]);
+      } else {
+        switch (bits[i]) {
+        case 2: loadWords<2>(unit, lane, words[i]); break;
+        case 3: loadWords<3>(unit, lane, words[i]); break;
+        case 4: loadWords<4>(unit, lane, words[i]); break;
+        case 5: loadWords<5>(unit, lane, words[i]); break;
+        case 6: loadWords<6>(unit, lane, words[i]); break;
+        default: loadWords<8>(unit, lane, words[i]);
+        }
+      }
+    }
+    now = at;
+    if (++at == stages) at = 0, parity ^= 1;
+  };
+  auto make = [&](auto &q) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      if constexpr (B == 4) {
+        unpackStrip<4, Asym>(words[j], scales[j], zeros[j], q[j]);
+      } else {
+        switch (bits[j]) {
+        case 2: unpackStrip<2, Asym>(words[j], scales[j], zeros[j], q[j]); break;
+        case 3: unpackStrip<3, Asym>(words[j], scales[j], zeros[j], q[j]); break;
+        case 4: unpackStrip<4, Asym>(words[j], scales[j], zeros[j], q[j]); break;
+        case 5: unpackStrip<5, Asym>(words[j], scales[j], zeros[j], q[j]); break;
+        case 6: unpackStrip<6, Asym>(words[j], scales[j], zeros[j], q[j]); break;
+        default: unpackStrip<8, Asym>(words[j], scales[j], zeros[j], q[j]);
+        }
+      }
+    }
+  };
+  // step starts the products of two blocks, or of the last one, and unpacks the next, if there are more, when those of the blocks
+  // before are done. Between that and the start of its products there is as little as possible.
+  auto step = [&](auto &q, auto &following, auto blocks, auto more) {
+    const u64 rows = descriptor(base + now * slot);
+    fenceOperands();
+#pragma unroll
+    for (int i = 0; i < 2 * blocks.value; i++) {
+      const u64 tile = rows + i / 2 * (tileBytes / 16) + i % 2 * 2;
+#pragma unroll
+      for (int f = 0; f < 2; f++) Tile<M>::multiply(acc[f], q[i / 2] + 8 * f + i % 2 * 4, tile);
+    }
+    commitGroup();
+    const int done = running;
+    running = now;
+    if (more.value) fetch();
+    waitGroups<1>();
+    __syncwarp();
+    if (lane < arriving && done >= 0) arrive(empty + 8 * done);
+    if (more.value) make(following);
+  };
+  fetch();
+  make(q[0]);
+  int k = begin;
+#pragma unroll 1
+  for (; k + 4 < end; k += 4) {
+    step(q[0], q[1], Number<2>(), Number<1>());
+    step(q[1], q[0], Number<2>(), Number<1>());
+  }
+  switch (end - k) {
+  case 1: step(q[0], q[1], Number<1>(), Number<0>()); break;
+  case 2: step(q[0], q[1], Number<2>(), Number<0>()); break;
+  case 3:
+    step(q[0], q[1], Number<2>(), Number<1>());
+    step(q[1], q[0], Number<1>(), Number<0>());
+    break;
+  default:
+    step(q[0], q[1], Number<2>(), Number<1>());
+    step(q[1], q[0], Number<2>(), Number<0>());
+  }
+  waitGroups<0>();
+}
+
+// Fetch is what the threads that fetch have in common.
+struct Fetch {
+  u32 base, full;
+  int slot, begin, end, panel;
+};
+
+// fetchRange fills the stages with units (0), scales (1), activations (2) or zeros (3).
+template <int M, int B, bool Asym, int Role>
+__device__ __forceinline__ void fetchRange(const Weight &w, const Fetch f, const unsigned char *x, u32 *widths) {
+  constexpr int stages = stagesFor(M);
+  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes, unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
+  const int strips = stripsOfPanel(w, f.panel);
+  const uint2 *blocks = reinterpret_cast<const uint2 *>(w.blocks);
+  uint2 first = __ldg(blocks + f.begin), second = __ldg(blocks + min(f.begin + 1, f.end - 1));
+  const unsigned char *words = w.words + blockAt(w, f.panel, first.x >> 4);
+  const unsigned char *table = reinterpret_cast<const unsigned char *>(Role == 1 ? w.scales : w.zeros) + u64(f.panel) * scaleBytes;
+  int at = 0;
+  u32 parity = 1;  // the first round finds all stages empty
+  u32 barrier = f.full, to = f.base + (Role == 0 ? unitsAt : Role == 1 ? scalesAt : Role == 2 ? 0 : scalesAt + 2 * scaleBytes);
+  for (int k = f.begin; k < f.end; k += 2) {
+    const int count = min(2, f.end - k);
+    uint2 next, afterNext;
+    if (Role % 2 == 1 || Role == 0 && !B) next = __ldg(blocks + min(k + 2, f.end - 1)), afterNext = __ldg(blocks + min(k + 3, f.end - 1));
+    waitBarrier(barrier + 8 * stages, parity);
+    if (Role == 2) {
+      expectBytes(barrier, count * tileBytes);
+      copyBulk(to, x, count * tileBytes, barrier);
+      x += 2 * tileBytes;
+    } else if (Role == 0) {
+      const u32 bytes = strips * 128 * (B ? count * B : (first.x & 15) + (count == 2 ? second.x & 15 : 0));
+      if (!B) widths[2 * at] = first.x & 15, widths[2 * at + 1] = second.x & 15;
+      expectBytes(barrier, bytes);
+      copyBulk(to, words, bytes, barrier);
+      words += bytes;
+    } else {
+      expectBytes(barrier, count * strips * 64);
+      copyBulk(to, table + u64((first.y & 0xFFFF) * u32(w.strips)) * 64, strips * 64, barrier);
+      if (count == 2) copyBulk(to + scaleBytes, table + u64((second.y & 0xFFFF) * u32(w.strips)) * 64, strips * 64, barrier);
+    }
+    first = next, second = afterNext;
+    barrier += 8, to += f.slot;
+    if (++at == stages) at = 0, parity ^= 1, barrier -= 8 * stages, to -= stages * f.slot;
+  }
+}
+
 // B is the one width of the matrix, or 0 for any mixture. M is the number of rows of activations of a tile.
 template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wide &p) {
   constexpr int warps = panelStrips, stages = stagesFor(M);
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[2 * stages];
-  __shared__ u32 widths[stages];
+  __shared__ u32 widths[2 * stages];
   startNext();
   const Weight &w = p.w;
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, g = lane >> 2, t = lane & 3;
@@ -106,13 +183,13 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
   const int columnTile = tile / p.rowTiles, rowTile = tile % p.rowTiles, row0 = rowTile * M;
   const int begin = int(u64(w.blockCount) * rank / p.splits), end = int(u64(w.blockCount) * (rank + 1) / p.splits);
 
-  // A stage has the tile of activations, the scales and zeros of the panel, and its units.
-  constexpr int tileBytes = M * 64, scaleBytes = warps * 64, unitsAt = tileBytes + scaleBytes * (Asym ? 2 : 1);
-  const int slot = (unitsAt + warps * (B ? B : w.maxWidth) * 128 + 511) & ~511;
+  // A stage has two blocks: their tiles of activations, the scales and zeros of the panel, and its units.
+  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes, unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
+  const int slot = (unitsAt + 2 * panelStrips * (B ? B : w.maxWidth) * 128 + 511) & ~511, strips = stripsOfPanel(w, columnTile);
   const u32 base = sharedAddress(shared), full = sharedAddress(barriers), empty = full + 8 * stages;
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; i++) {
-      initBarrier(full + 8 * i, 3);
+      initBarrier(full + 8 * i, Asym ? 4 : 3);
       initBarrier(empty + 8 * i, warps * arriving);
     }
     asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
@@ -121,98 +198,34 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
 
   // Registers of the warpgroup that fetches go to those that multiply.
   if (warp >= warps) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    // One thread fetches units, one scales and zeros, one activations: issuing a copy takes longer than waiting for it.
-    if (lane == 0 && warp < warps + 3) {
-      const int strips = stripsOfPanel(w, columnTile), role = warp - warps;
-      const unsigned char *x = reinterpret_cast<const unsigned char *>(p.x) + (u64(rowTile) * w.blockCount + begin) * tileBytes;
-      Block block = w.blocks[min(begin, w.blockCount - 1)];
-      const unsigned char *words = w.words + blockAt(w, columnTile, offsetOf(block));
-      if (role == 2) waitForEarlier();
-      int at = 0;
-      u32 parity = 1;  // the first round finds all stages empty
-      for (int k = begin; k < end; k++) {
-        const u32 to = base + at * slot, barrier = full + 8 * at;
-        waitBarrier(empty + 8 * at, parity);
-        if (role == 2) {
-          expectBytes(barrier, tileBytes);
-          copyBulk(to, x, tileBytes, barrier);
-          x += tileBytes;
-        } else {
-          const Block next = w.blocks[min(k + 1, end - 1)];
-          if (role == 0) {
-            const u32 bytes = strips * (B ? B : widthOf(block)) * 128;
-            if (!B) widths[at] = widthOf(block);
-            expectBytes(barrier, bytes);
-            copyBulk(to + unitsAt, words, bytes, barrier);
-            words += bytes;
-          } else {
-            const u64 scale = (u64(groupOf(block)) * w.strips + columnTile * warps) * 32;
-            expectBytes(barrier, strips * 64 * (Asym ? 2 : 1));
-            copyBulk(to + tileBytes, w.scales + scale, strips * 64, barrier);
-            if (Asym) copyBulk(to + tileBytes + scaleBytes, w.zeros + scale, strips * 64, barrier);
-          }
-          block = next;
-        }
-        if (++at == stages) at = 0, parity ^= 1;
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    // One thread fetches units, one scales, one activations and one zeros: issuing a copy takes longer than waiting for it.
+    if (lane == 0 && begin < end) {
+      const Fetch f = {base, full, slot, begin, end, columnTile};
+      switch (warp - warps) {
+      case 0: fetchRange<M, B, Asym, 0>(w, f, nullptr, widths); break;
+      case 1: fetchRange<M, B, Asym, 1>(w, f, nullptr, widths); break;
+      case 2:
+        waitForEarlier();
+        fetchRange<M, B, Asym, 2>(w, f, reinterpret_cast<const unsigned char *>(p.x) + (u64(rowTile) * w.blockCount + begin) * tileBytes, widths);
+        break;
+      default:
+        if (Asym) fetchRange<M, B, Asym, 3>(w, f, nullptr, widths);
       }
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     float acc[2][M / 2] = {};
-    u32 q[2][16];
-    int at = 0, before = -1;
-    u32 parity = 0;
-    auto step = [&](u32 (&q)[16]) {
-      waitBarrier(full + 8 * at, parity);
-      const unsigned char *from = shared + at * slot;
-      u32 scale[4], words[8];
-      Zeros z;
-      columnPairs(*reinterpret_cast<const uint2 *>(from + tileBytes + warp * 64 + g * 8), scale);
-      if (Asym) expandZeros(*reinterpret_cast<const uint2 *>(from + tileBytes + scaleBytes + warp * 64 + g * 8), z);
-      const u32 width = B ? B : widths[at];
-      const unsigned char *unit = from + unitsAt + warp * width * 128;
-      if (B) {
-        loadWords<B ? B : 4>(unit, lane, words), unpack<B ? B : 4, Asym>(words, z, q);
-      } else {
-        switch (width) {
-        case 2: loadWords<2>(unit, lane, words), unpack<2, Asym>(words, z, q); break;
-        case 3: loadWords<3>(unit, lane, words), unpack<3, Asym>(words, z, q); break;
-        case 4: loadWords<4>(unit, lane, words), unpack<4, Asym>(words, z, q); break;
-        case 5: loadWords<5>(unit, lane, words), unpack<5, Asym>(words, z, q); break;
-        case 6: loadWords<6>(unit, lane, words), unpack<6, Asym>(words, z, q); break;
-        default: loadWords<8>(unit, lane, words), unpack<8, Asym>(words, z, q);
-        }
-      }
+    if (begin < end) multiplyRange<M, B, Asym>(begin, end, strips, slot, shared, full, widths, acc);
 #pragma unroll
-      for (int i = 0; i < 16; i++) q[i] = hmul2(q[i], scale[(i >> 3) * 2 + (i & 1)]);
-      const u64 rows = descriptor(base + at * slot);
-      fenceOperands();
-      Tile<M>::multiply(acc[0], q, rows);
-      Tile<M>::multiply(acc[1], q + 8, rows);
-      Tile<M>::multiply(acc[0], q + 4, rows + 2);
-      Tile<M>::multiply(acc[1], q + 12, rows + 2);
-      commitGroup();
-      waitGroups<1>();
-      // The products of the block before are done, so its stage is free.
-      __syncwarp();
-      if (lane < arriving && before >= 0) arrive(empty + 8 * before);
-      before = at;
-      if (++at == stages) at = 0, parity ^= 1;
-    };
-    int k = begin;
-#pragma unroll 1
-    for (; k + 1 < end; k += 2) {
-      step(q[0]);
-      step(q[1]);
-    }
-    if (k < end) step(q[0]);
-    waitGroups<0>();
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+      for (int i = 0; i < M / 2; i++) asm volatile("" : "+f"(acc[f][i])::"memory");
     waitForEarlier();
     syncWarpgroups();
 
     // The tile, [row][column], pitch as in gemm.cu.
-    constexpr int width = warps * 32, pitch = width + 4;
+    constexpr int width = panelStrips * 32, pitch = width + 4;
     float *sums = reinterpret_cast<float *>(shared);
 #pragma unroll
     for (int f = 0; f < 2; f++)

@@ -15,7 +15,7 @@ int nvrtcVersion(int *major, int *minor) { return *major = 99, *minor = minorVer
 int nvrtcGetNumSupportedArchs(int *n) { return *n = 2, 0; }
 int nvrtcGetSupportedArchs(int *list) { return list[0] = 80, list[1] = 90, 0; }
 int nvrtcCreateProgram(struct program **p, const char *source, const char *name, int n, const char **headers, const char **names) {
-  if (n != 2 || strcmp(names[0], "hopper.cuh") || strcmp(names[1], "kiln.cuh") || !strstr(headers[0], "#pragma once") || !strstr(headers[1], "#pragma once") ||
+  if (n != 3 || strcmp(names[0], "hopper.cuh") || strcmp(names[1], "kiln.cuh") || strcmp(names[2], "wgmma.cuh") || !strstr(headers[0], "#pragma once") || !strstr(headers[2], "#pragma once") ||
       !strstr(source, ".cuh\"") || !strstr(name, ".cu"))
     return 3;
   *p = calloc(1, sizeof **p);

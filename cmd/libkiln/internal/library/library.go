@@ -147,7 +147,7 @@ func (l *Library) device(ordinal int) (*cuda.Device, error) {
 	if d := l.devices[ordinal]; d != nil {
 		return d, nil
 	}
-	d, err := cuda.Open(cuda.Options{Ordinal: ordinal})
+	d, err := cuda.Open(cuda.Options{Ordinal: ordinal, BLAS: "loaded"})
 	if err != nil {
 		return nil, noDriver(err)
 	}

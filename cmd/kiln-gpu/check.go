@@ -74,6 +74,7 @@ func checkConditions(ctx context.Context, out io.Writer, d *cuda.Device, seed ui
 	if quick {
 		const k, n = 1056, 544
 		return errors.Join(
+			checkWays(ctx, out, d, k, n),
 			checkGraphs(ctx, out, d, k, n),
 			checkRepeats(ctx, out, d, k, n, 3),
 			checkSpecial(ctx, out, d, k, n))
@@ -85,6 +86,26 @@ func checkConditions(ctx context.Context, out io.Writer, d *cuda.Device, seed ui
 		checkGraphs(ctx, out, d, k, n),
 		checkRepeats(ctx, out, d, k, n, repeats),
 		checkSpecial(ctx, out, d, k, n))
+}
+
+// checkWays computes products in every way that there is, which checkFresh does with other matrices.
+func checkWays(ctx context.Context, out io.Writer, d *cuda.Device, k, n int) error {
+	for _, format := range []string{"exl2-4", "exl2-8/6/5/4/3/2", "gptq"} {
+		m, err := randomMatrix(k, n, format)
+		if err != nil {
+			return err
+		}
+		w, err := d.Upload(ctx, m)
+		if err != nil {
+			return err
+		}
+		count, worst, err := d.CheckWays(ctx, w, 300)
+		if err := errors.Join(err, w.Close()); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%d×%d %s, 300 rows in %d ways: differ by at most %.1e\n", k, n, format, count, worst)
+	}
+	return nil
 }
 
 // checkGolden compares with all cases in a folder.

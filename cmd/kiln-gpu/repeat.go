@@ -60,7 +60,7 @@ func (o *operands) product(ctx context.Context, out []byte) error {
 }
 
 // conditionRows are numbers of rows that take different kernels.
-var conditionRows = []int{1, 2, 8, 16, 32, 64, 128, 200}
+var conditionRows = []int{1, 2, 8, 16, 32, 64, 128, 200, 1100}
 
 // onEach uploads matrices of three kinds and calls f for each and for each number of rows.
 func onEach(ctx context.Context, b quant.Backend, k, n int, f func(name string, o *operands) error) error {

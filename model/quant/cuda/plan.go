@@ -284,7 +284,7 @@ var (
 		{1, 2}: {0.312, 0.106}, {1, 4}: {0.563, 0.348}, {2, 2}: {0.204, 0.436}, {2, 4}: {0.402, 0.482}, {4, 2}: {0.527, 0.478},
 	}
 	// stepTime is what a tile of wgmma.cu needs for 32 rows of four bits, and of others; tallTime what one of tall.cu needs.
-	stepTime = map[int][2]float64{16: {0.175, 0.345}, 32: {0.167, 0.356}, 64: {0.229, 0.395}, 128: {0.368, 0.480}}
+	stepTime = map[int][2]float64{16: {0.175, 0.345}, 32: {0.173, 0.37}, 64: {0.229, 0.395}, 128: {0.368, 0.480}}
 	tallTime = map[int][2]float64{128: {0.232, 0.45}, 192: {0.305, 0.59}, 256: {0.382, 0.743}}
 	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must be near each other.
 	clusterRoom = [maxCluster + 1]int{1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
@@ -322,6 +322,9 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 		cost += whole * (2.63 + blocks*step)
 		if share := float64(p.sharedTiles) / float64(p.clusters); share > 0 {
 			cost += 12.2 + share*(0.062*float64(p.shape.rows8)+blocks*step)
+			if share < 1 && p.clusters%p.sharedTiles != 0 {
+				cost += 4 // some tiles have one part more
+			}
 		}
 		return cost
 	}
@@ -333,6 +336,8 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 	mixed, zeros := 1.01, 1.3 // what other widths, and zero points, add to a block
 	if p.shape.strips > 2 {
 		mixed, zeros = 1.26, 0.57
+	} else if p.shape.rows8 > 2 {
+		mixed, zeros = 0.82, 0.87
 	}
 	if w.width != 4 {
 		block *= mixed

@@ -74,7 +74,7 @@ one width of B bits in groups of 128 rows, exl2-8/5/4 for a mixture with a tenth
 	c.Flags().IntSliceVar(&f.rows, "m", []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096}, "rows of activations")
 	c.Flags().StringSliceVar(&f.formats, "format", []string{"exl2-4"}, "formats of the matrices")
 	c.Flags().StringVar(&f.blas, "cublas", "", "path of libcublas (default: where the loader finds it)")
-	c.Flags().StringVar(&f.report, "report", "", "file that gets the JSON too, for compare")
+	c.Flags().StringVar(&f.report, "report", "", "file that gets the JSON too")
 	c.Flags().BoolVar(&f.noBLAS, "no-cublas", false, "leave out cuBLAS")
 	return c
 }

@@ -43,7 +43,7 @@ func newRoot(out io.Writer) *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetOut(out)
-	root.AddCommand(newProbe(), newCheck(), newBench(), newCompare())
+	root.AddCommand(newProbe(), newCheck(), newBench())
 	return root
 }
 

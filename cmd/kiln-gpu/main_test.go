@@ -3,12 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -188,55 +185,5 @@ func TestFresh(t *testing.T) {
 	}
 	if all < 63+8+7 || !widths["8/6/5/4/3/2"] || !widths["2"] {
 		t.Errorf("%d matrices of %d mixtures", all, len(widths))
-	}
-}
-
-func TestCompare(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name, text string) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	report := write("report.json", `{"device": {"name": "NVIDIA H200"}, "measurements": [
-		{"k": 4096, "n": 4096, "m": 1, "format": "exl2-4", "kiln": {"seconds": 5e-6}, "cublas": {"seconds": 13e-6}},
-		{"k": 4096, "n": 4096, "m": 16, "format": "exl2-4", "kiln": {"seconds": 10e-6}, "cublas": {"seconds": 14e-6}},
-		{"k": 4096, "n": 4096, "m": 16, "format": "gptq", "kiln": {"seconds": 10e-6}},
-		{"k": 4096, "n": 4096, "m": 16, "format": "exl2-8/5/4", "kiln": {"seconds": 10e-6}}]}`)
-	others := write("baseline.json", `{"device": "NVIDIA H200", "results": [
-		{"k": 4096, "n": 4096, "m": 1, "method": "exl2_4.0", "us": 8},
-		{"k": 4096, "n": 4096, "m": 1, "method": "fp16_kn", "us": 12.5},
-		{"k": 4096, "n": 4096, "m": 16, "method": "exl2_4.0", "us": 40},
-		{"k": 4096, "n": 4096, "m": 16, "method": "fp16_kn", "us": 10},
-		{"k": 4096, "n": 4096, "m": 16, "method": "gptq_g128", "us": 30},
-		{"k": 4096, "n": 4096, "m": 16, "method": "marlin_g128", "us": 9}]}`)
-	got, err := run(t, "compare", report, others)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := `    K     N format       m        µs  exllamav2  goal  Marlin   drift
- 4096  4096 exl2-4       1      5.00       1.60  1.50            4.0%
- 4096  4096 exl2-4      16     10.00       4.00  5.00           40.0%  missed  not comparable
- 4096  4096 gptq        16     10.00       3.00          0.90    0.0%  missed  not comparable
-3 lines: 2 miss what is wanted, 2 are not comparable (dense product over 5 % from the baseline's, or not measured)
-`
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("table (-want +got):\n%s", diff)
-	}
-	asJSON, err := run(t, "compare", "--json", report, others)
-	var lines []comparison
-	if err := errors.Join(err, json.Unmarshal([]byte(asJSON), &lines)); err != nil || len(lines) != 3 || !lines[0].Valid || lines[0].Goal != 1.5 {
-		t.Errorf("JSON: %v\n%s", err, asJSON)
-	}
-	for name, other := range map[string]string{
-		"another card":      `{"device": "NVIDIA A100"}`,
-		"nothing in common": `{"device": "NVIDIA H200"}`,
-		"no JSON":           `{`,
-	} {
-		if _, err := run(t, "compare", report, write("other.json", other)); err == nil {
-			t.Errorf("%s is no error", name)
-		}
 	}
 }

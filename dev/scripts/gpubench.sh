@@ -16,6 +16,8 @@ fi
 }
 cat "$out/bench.txt"
 if [ -n "${KILN_BASELINE:-}" ]; then
-	"$gpu" compare "$out/bench.json" "$KILN_BASELINE" >"$out/compare.txt"
+	code=0
+	python3 dev/scripts/gpucompare.py "$out/bench.json" "$KILN_BASELINE" >"$out/compare.txt" || code=$?
 	cat "$out/compare.txt"
+	exit $code
 fi

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kiln-build/kiln/model/quant"
 	"github.com/kiln-build/kiln/model/quant/cuda"
 )

@@ -14,8 +14,9 @@ import (
 	"github.com/kiln-build/kiln/model/tensor"
 )
 
-// Bench measures products with one matrix, from memory: copies of the weight that together exceed the cache are used in
-// turn, as the layers of a model are. Times are of replayed CUDA graphs, without the cost of launching from the host.
+// Bench measures products with one matrix, from memory: copies of the weight that together exceed
+// the cache are used in turn, as the layers of a model are. Times are of replayed CUDA graphs,
+// without the cost of launching from the host.
 type Bench struct {
 	d       *Device
 	weights []*Weight
@@ -75,7 +76,8 @@ type Timing struct {
 	Kernel         string  `json:"kernel"`
 }
 
-// Run measures a product with m rows. With tune all sensible ways are measured; the fastest is returned, and all of them.
+// Run measures a product with m rows. With tune all sensible ways are measured; the fastest is
+// returned, and all of them.
 func (b *Bench) Run(ctx context.Context, m int, path quant.Path, tune bool) (best Timing, all []Timing, err error) {
 	w := b.weights[0]
 	chosen, err := w.plan(m, path, true, false)
@@ -143,12 +145,13 @@ func (w *Weight) tuneKey(m int) tuneKey {
 	return tuneKey{a.rows, a.columns, a.blockCount, int32(a.stride), w.width, a.zeros != 0, a.perm != 0, m}
 }
 
-// Tune measures all sensible ways to compute products with the weight and each number of rows, and lets the device use the
-// fastest from then on, with all weights of the same shape and widths. It takes up to a second for each number of rows and
-// needs 200 MiB for a while; nothing else should run on the device. Without it a table decides, made on an H200.
+// Tune measures all sensible ways to compute products with the weight and each number of rows, and
+// lets the device use the fastest from then on, with all weights of the same shape and widths. It
+// takes up to a second for each number of rows and needs 200 MiB for a while; nothing else should
+// run on the device. Without it a table decides, made on an H200.
 //
-// Products may have other bits after Tune than before: sums are then added up in another order. Only products that leave the
-// path to the backend are tuned.
+// Products may have other bits after Tune than before: sums are then added up in another order.
+// Only products that leave the path to the backend are tuned.
 func (d *Device) Tune(ctx context.Context, w quant.Weight, rows ...int) error {
 	weight, err := d.main.weight(w)
 	if err != nil {
@@ -192,12 +195,13 @@ func (d *Device) tunedPlan(key tuneKey) (plan, bool) {
 	return p, ok
 }
 
-// maxWayError is how far the products of two kernels may be from each other, relative to their norm: both are rounded to half
-// precision, and one may have rounded its weights too.
+// maxWayError is how far the products of two kernels may be from each other, relative to their
+// norm: both are rounded to half precision, and one may have rounded its weights too.
 const maxWayError = 1e-3
 
-// CheckWays computes one product with m rows in every way that the device can, sensible or not, and compares the results. It returns
-// how many ways there are and the largest relative difference. It is an error if that is more than rounding explains.
+// CheckWays computes one product with m rows in every way that the device can, sensible or not, and
+// compares the results. It returns how many ways there are and the largest relative difference. It
+// is an error if that is more than rounding explains.
 func (d *Device) CheckWays(ctx context.Context, w quant.Weight, m int) (count int, worst float64, err error) {
 	weight, err := d.main.weight(w)
 	if err != nil {
@@ -303,7 +307,8 @@ func (b *Bench) RunBLAS(blas *BLAS, m int) (Timing, error) {
 	return Timing{Seconds: median, Best: least, Kernel: "cuBLAS"}.rates(size, m, k, n), err
 }
 
-// time returns the median and the least time of one call of f, which is recorded for a multiple of count calls.
+// time returns the median and the least time of one call of f, which is recorded for a multiple of
+// count calls.
 func (d *Device) time(count int, f func() error) (median, least float64, err error) {
 	if err := errors.Join(f(), d.Synchronize()); err != nil {
 		return 0, 0, err
@@ -359,8 +364,8 @@ type copyArgs struct {
 	count    uint64
 }
 
-// CopyBandwidth returns the bytes that a large copy within the device's memory reads and writes in a second: by a kernel or
-// by the driver, whichever is faster.
+// CopyBandwidth returns the bytes that a large copy within the device's memory reads and writes in
+// a second: by a kernel or by the driver, whichever is faster.
 func (d *Device) CopyBandwidth() (float64, error) {
 	const bytes = 1 << 30
 	var from, to uintptr
@@ -392,8 +397,8 @@ func (d *Device) CopyBandwidth() (float64, error) {
 	return 2 * bytes / min(byKernel, byDriver), err
 }
 
-// DenseFlops returns the floating-point operations in a second of a large half-precision product with cuBLAS, on random
-// numbers.
+// DenseFlops returns the floating-point operations in a second of a large half-precision product
+// with cuBLAS, on random numbers.
 func (d *Device) DenseFlops(blas *BLAS) (float64, error) {
 	const size = 8192
 	rng := rand.New(rand.NewPCG(5, 6))

@@ -103,7 +103,8 @@ func kernelsIn(t *testing.T, data []byte, ptx bool) []string {
 	return names
 }
 
-// TestImages reads the compiled kernels without a GPU: each has exactly those that the package will look for.
+// TestImages reads the compiled kernels without a GPU: each has exactly those that the package will
+// look for.
 func TestImages(t *testing.T) {
 	images, err := cuda.EmbeddedImages()
 	if err != nil {
@@ -154,8 +155,8 @@ print(*(f for p in (s.submodule_search_locations if s else []) for f in glob.glo
 	return c
 }
 
-// TestCompile compiles the embedded source of each image as Options.JIT does, with the pinned NVRTC and without a GPU: to
-// machine code where that is quick, else to PTX.
+// TestCompile compiles the embedded source of each image as Options.JIT does, with the pinned NVRTC
+// and without a GPU: to machine code where that is quick, else to PTX.
 func TestCompile(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles for a minute")

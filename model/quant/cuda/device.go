@@ -26,7 +26,8 @@ type Info struct {
 	SharedBytes     int    `json:"shared_bytes"` // the most that a thread block can have
 }
 
-// Probe returns the devices of this machine and the version of CUDA that the driver supports, 13000 for 13.0.
+// Probe returns the devices of this machine and the version of CUDA that the driver supports, 13000
+// for 13.0.
 func Probe() (devices []Info, driverVersion int, err error) {
 	drv, err := loadDriver()
 	if err != nil {
@@ -73,20 +74,22 @@ type Options struct {
 	Ordinal int
 	// PTX loads the portable kernels also where there is machine code for the device; for tests.
 	PTX bool
-	// BLAS lets cuBLAS compute products of thousands of rows, with weights that are dequantized for each call into scratch
-	// memory of 2·K·N bytes. Empty means no; "auto" is the library that the loader finds; "loaded" is one that the process has
-	// loaded already, if it has one; anything else is its path. Products with a bias and those with PathFused are computed as
-	// without it.
+	// BLAS lets cuBLAS compute products of thousands of rows, with weights that are dequantized for
+	// each call into scratch memory of 2·K·N bytes. Empty means no; "auto" is the library that the
+	// loader finds; "loaded" is one that the process has loaded already, if it has one; anything
+	// else is its path. Products with a bias and those with PathFused are computed as without it.
 	BLAS string
-	// JIT compiles the kernels for exactly this device instead of loading the embedded ones. Nil means no.
+	// JIT compiles the kernels for exactly this device instead of loading the embedded ones. Nil
+	// means no.
 	JIT *JIT
-	// Kernels has compiled kernels, with images.json, to use instead of the embedded ones; for work on kernels.
+	// Kernels has compiled kernels, with images.json, to use instead of the embedded ones; for work
+	// on kernels.
 	Kernels fs.FS
 }
 
-// Device is a GPU with the kernels loaded. It is a [quant.Backend] that computes on a stream of its own; products are
-// queued, and reading a matrix waits for them. It shares the device's primary context with the CUDA runtime, PyTorch
-// for instance, so memory of one is valid for the other.
+// Device is a GPU with the kernels loaded. It is a [quant.Backend] that computes on a stream of its
+// own; products are queued, and reading a matrix waits for them. It shares the device's primary
+// context with the CUDA runtime, PyTorch for instance, so memory of one is valid for the other.
 type Device struct {
 	info Info
 	drv  *driver
@@ -278,9 +281,9 @@ func (d *Device) Close() error {
 	return errors.Join(err, d.drv.releasePrimary(d.dev))
 }
 
-// On returns the backend for a stream of the caller (a CUstream or cudaStream_t as a number; 0 is the legacy default
-// stream). It must not be used after the stream is destroyed. Scratch memory is kept for each stream, so work on
-// different streams may overlap.
+// On returns the backend for a stream of the caller (a CUstream or cudaStream_t as a number; 0 is
+// the legacy default stream). It must not be used after the stream is destroyed. Scratch memory is
+// kept for each stream, so work on different streams may overlap.
 func (d *Device) On(stream uintptr) *Stream {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -340,8 +343,8 @@ func (s *Stream) NewMatrix(rows, cols int) (quant.Matrix, error) {
 	return m, nil
 }
 
-// Borrow returns a matrix in memory of the caller: float16, dense, row-major, at an address on this device. Closing it
-// leaves the memory alone.
+// Borrow returns a matrix in memory of the caller: float16, dense, row-major, at an address on this
+// device. Closing it leaves the memory alone.
 func (s *Stream) Borrow(address uintptr, rows, cols int) (*Matrix, error) {
 	if rows < 0 || cols < 0 || address == 0 && rows*cols > 0 || address%2 != 0 {
 		return nil, fmt.Errorf("matrix of %d rows and %d columns at %#x", rows, cols, address)

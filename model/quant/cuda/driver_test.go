@@ -132,8 +132,8 @@ func (f *fake) product(t *testing.T, s *Stream, w quant.Weight, m int, opts quan
 
 var numbers = regexp.MustCompile(`(grid|block|shared) [0-9 ]*[0-9]`)
 
-// TestLaunches holds what a product is: kernels on the stream of the caller, and after the first call nothing else, no
-// allocation and no waiting.
+// TestLaunches holds what a product is: kernels on the stream of the caller, and after the first
+// call nothing else, no allocation and no waiting.
 func TestLaunches(t *testing.T) {
 	f := newFake(t, Options{})
 	handle := f.newStream()
@@ -162,8 +162,8 @@ func TestLaunches(t *testing.T) {
 	}
 }
 
-// TestRecorded holds that a product can be recorded as PyTorch records, in the global mode, also as the first one on its
-// stream, and that what is recorded are its kernels only.
+// TestRecorded holds that a product can be recorded as PyTorch records, in the global mode, also as
+// the first one on its stream, and that what is recorded are its kernels only.
 func TestRecorded(t *testing.T) {
 	f := newFake(t, Options{})
 	w := f.uploaded(t, "all widths")
@@ -207,8 +207,8 @@ func TestRecorded(t *testing.T) {
 	}
 }
 
-// TestScratch holds that scratch memory stays where recorded graphs expect it when more is needed, is clear when it is new,
-// and is all given back in the end.
+// TestScratch holds that scratch memory stays where recorded graphs expect it when more is needed,
+// is clear when it is new, and is all given back in the end.
 func TestScratch(t *testing.T) {
 	f := newFake(t, Options{})
 	w := f.uploaded(t, "all widths")
@@ -354,7 +354,8 @@ func TestJIT(t *testing.T) {
 	}
 }
 
-// TestBLAS holds that cuBLAS, which is column-major, is called so that the product is right, and when it is called.
+// TestBLAS holds that cuBLAS, which is column-major, is called so that the product is right, and
+// when it is called.
 func TestBLAS(t *testing.T) {
 	if f := newFake(t, Options{BLAS: "loaded"}); f.blas != nil {
 		t.Error("there is a cuBLAS that the process has not loaded")
@@ -443,8 +444,8 @@ func TestBLAS(t *testing.T) {
 	}
 }
 
-// TestTune holds what is measured and what the fastest is used for. All take the same time on the fake, so the first wins,
-// which is what the table says; a plan put in its place must be used.
+// TestTune holds what is measured and what the fastest is used for. All take the same time on the
+// fake, so the first wins, which is what the table says; a plan put in its place must be used.
 func TestTune(t *testing.T) {
 	f := newFake(t, Options{})
 	w := f.uploaded(t, "one width")

@@ -8,8 +8,9 @@ import (
 	"github.com/kiln-build/kiln/model/quant"
 )
 
-// Graph is recorded work that can be launched often. It uses the scratch memory of the stream it was recorded on, so it
-// must not run at the same time as other work of that stream: launch it there.
+// Graph is recorded work that can be launched often. It uses the scratch memory of the stream it
+// was recorded on, so it must not run at the same time as other work of that stream: launch it
+// there.
 type Graph struct {
 	s *Stream
 
@@ -18,8 +19,8 @@ type Graph struct {
 	closed bool
 }
 
-// Record calls f and returns what it queued on the stream, which is not done. Other goroutines must not use the stream
-// meanwhile.
+// Record calls f and returns what it queued on the stream, which is not done. Other goroutines must
+// not use the stream meanwhile.
 func (s *Stream) Record(f func() error) (*Graph, error) {
 	g := &Graph{s: s}
 	err := s.d.do(func() (err error) {

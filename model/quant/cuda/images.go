@@ -39,8 +39,8 @@ type Image struct {
 	// Major and Minor are the compute capability it was compiled for.
 	Major int `json:"major"`
 	Minor int `json:"minor"`
-	// PTX runs on that capability and on all later ones, machine code on those of the same major version. Specific
-	// machine code (sm_90a) runs on that capability alone.
+	// PTX runs on that capability and on all later ones, machine code on those of the same major
+	// version. Specific machine code (sm_90a) runs on that capability alone.
 	PTX      bool `json:"ptx,omitempty"`
 	Specific bool `json:"specific,omitempty"`
 }

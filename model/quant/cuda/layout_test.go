@@ -97,7 +97,8 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// TestPlace holds that the columns of a strip have 32 places, four next to each other for each lane.
+// TestPlace holds that the columns of a strip have 32 places, four next to each other for each
+// lane.
 func TestPlace(t *testing.T) {
 	seen := map[int]bool{}
 	for c := range 64 {
@@ -134,8 +135,8 @@ func TestRunsOn(t *testing.T) {
 	}
 }
 
-// TestPlan checks for devices with much and with little shared memory that each product has a kernel, fits, and covers
-// the whole result.
+// TestPlan checks for devices with much and with little shared memory that each product has a
+// kernel, fits, and covers the whole result.
 func TestPlan(t *testing.T) {
 	for _, info := range []Info{
 		{Name: "sm_80", Major: 8, Multiprocessors: 108, SharedBytes: 163 << 10},
@@ -187,8 +188,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestMeasuredPlans holds that the model picks plans that were among the fastest of all on an H200, on 2026-11-15 (kiln-gpu bench --tune).
-// The file has those within 30 % of the fastest.
+// TestMeasuredPlans holds that the model picks plans that were among the fastest of all on an H200,
+// on 2026-11-15 (kiln-gpu bench --tune). The file has those within 30 % of the fastest.
 func TestMeasuredPlans(t *testing.T) {
 	text, err := os.ReadFile("testdata/h200.json")
 	if err != nil {

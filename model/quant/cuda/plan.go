@@ -23,7 +23,8 @@ const (
 // required are the modules without which nothing works.
 var required = []string{"pack", "gemm"}
 
-// shape is a variant of the kernel in gemm.cu: 8·rows8 rows of activations, 32·strips columns for each warp.
+// shape is a variant of the kernel in gemm.cu: 8·rows8 rows of activations, 32·strips columns for
+// each warp.
 type shape struct{ rows8, strips int }
 
 var (
@@ -129,8 +130,8 @@ func (p plan) String() string {
 	return fmt.Sprintf("%s warps %d/%d splits %d", p.kernel, p.columnWarps, p.warps, p.splits)
 }
 
-// kernelKind is which kernel of gemm.cu: products with exact codes, the same with activations in natural order, or
-// products with rounded weights.
+// kernelKind is which kernel of gemm.cu: products with exact codes, the same with activations in
+// natural order, or products with rounded weights.
 type kernelKind string
 
 const (
@@ -139,7 +140,8 @@ const (
 	rounded kernelKind = "r"
 )
 
-// make completes a plan of the kernel in gemm.cu for m rows. It uses as many warps, of 8, as shared memory allows.
+// make completes a plan of the kernel in gemm.cu for m rows. It uses as many warps, of 8, as shared
+// memory allows.
 func (d *Device) make(m int, w *Weight, s shape, kind kernelKind, columnWarps, splits int) (plan, error) {
 	width, zeros := 0, "s"
 	if w.width == 4 && kind != rounded {
@@ -218,7 +220,8 @@ const (
 	maxTallStages = 16
 )
 
-// makeTall completes a plan of the kernel in tall.cu with at most so many clusters that share so many tiles.
+// makeTall completes a plan of the kernel in tall.cu with at most so many clusters that share so
+// many tiles.
 func (d *Device) makeTall(m int, w *Weight, rows, clusters, sharedTiles int) (plan, error) {
 	kind, width, tables := "s", 0, tallColumns*2
 	if w.args.zeros != 0 {
@@ -243,8 +246,8 @@ func (d *Device) makeTall(m int, w *Weight, rows, clusters, sharedTiles int) (pl
 	return p, nil
 }
 
-// tallPlans returns the ways to divide a product among clusters: whole tiles; the tiles that remain, alone or with one more for each,
-// in even shares; and few tiles in parts.
+// tallPlans returns the ways to divide a product among clusters: whole tiles; the tiles that
+// remain, alone or with one more for each, in even shares; and few tiles in parts.
 func (d *Device) tallPlans(m int, w *Weight) []plan {
 	var out []plan
 	most := d.room(plan{wide: true, splits: 2}, 1) / 2
@@ -276,17 +279,20 @@ func (d *Device) tallPlans(m int, w *Weight) []plan {
 	return out
 }
 
-// The model of a product's time, in µs, fitted to all plans of 16 sizes on an H200 (see testdata/h200.json). It orders plans; it does not
-// tell times.
+// The model of a product's time, in µs, fitted to all plans of 16 sizes on an H200 (see
+// testdata/h200.json). It orders plans; it does not tell times.
 var (
-	// blockTime is what a warp of gemm.cu needs for 32 rows: at least, and for each thread block that shares the multiprocessor.
+	// blockTime is what a warp of gemm.cu needs for 32 rows: at least, and for each thread block
+	// that shares the multiprocessor.
 	blockTime = map[shape]struct{ least, shared float64 }{
 		{1, 2}: {0.312, 0.106}, {1, 4}: {0.563, 0.348}, {2, 2}: {0.204, 0.436}, {2, 4}: {0.402, 0.482}, {4, 2}: {0.527, 0.478},
 	}
-	// stepTime is what a tile of wgmma.cu needs for 32 rows of four bits, and of others; tallTime what one of tall.cu needs.
+	// stepTime is what a tile of wgmma.cu needs for 32 rows of four bits, and of others; tallTime
+	// what one of tall.cu needs.
 	stepTime = map[int][2]float64{16: {0.175, 0.345}, 32: {0.173, 0.37}, 64: {0.229, 0.395}, 128: {0.368, 0.480}}
 	tallTime = map[int][2]float64{128: {0.232, 0.45}, 192: {0.305, 0.59}, 256: {0.382, 0.743}}
-	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must be near each other.
+	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must
+	// be near each other.
 	clusterRoom = [maxCluster + 1]int{1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
 )
 
@@ -380,7 +386,8 @@ func registerRoom(s shape, zeros bool) int {
 // densePlan dequantizes and leaves the rest to cuBLAS.
 var densePlan = plan{dense: true, kernel: "kiln_dequantize and cuBLAS"}
 
-// denser reports whether that is faster than the kernels here, as it was on an H200, with tall.cu and without.
+// denser reports whether that is faster than the kernels here, as it was on an H200, with tall.cu
+// and without.
 func (d *Device) denser(m int, w *Weight) bool {
 	size := int64(w.args.rows) * int64(w.args.columns)
 	if d.functions[tileName("tall", 256, 4, "s")] == 0 {
@@ -425,7 +432,8 @@ func (w *Weight) plan(m int, path quant.Path, aligned, bias bool) (plan, error) 
 	return p, nil
 }
 
-// choose returns the plan for a product of m rows. aligned says that the activations are, to 16 bytes.
+// choose returns the plan for a product of m rows. aligned says that the activations are, to 16
+// bytes.
 func (d *Device) choose(m int, w *Weight, path quant.Path, aligned bool) (plan, error) {
 	plans := d.plans(m, w, path, aligned && m == 1, fitting)
 	if len(plans) == 0 {
@@ -440,7 +448,8 @@ func (d *Device) choose(m int, w *Weight, path quant.Path, aligned bool) (plan, 
 	return best, nil
 }
 
-// fitting returns the shapes that need no more rows than others for m, and read the weight no more often.
+// fitting returns the shapes that need no more rows than others for m, and read the weight no more
+// often.
 func fitting(shapes []shape, m int) []shape {
 	best := slices.MaxFunc(shapes, func(a, b shape) int { return cmp.Compare(a.rows8, b.rows8) }).rows8
 	for _, s := range shapes {
@@ -451,7 +460,8 @@ func fitting(shapes []shape, m int) []shape {
 	return slices.DeleteFunc(slices.Clone(shapes), func(s shape) bool { return s.rows8 != best })
 }
 
-// plans returns ways to compute a product of m rows, all but the dense one, with the shapes that are selected.
+// plans returns ways to compute a product of m rows, all but the dense one, with the shapes that
+// are selected.
 func (d *Device) plans(m int, w *Weight, path quant.Path, mayBeDirect bool, selected func([]shape, int) []shape) []plan {
 	var out []plan
 	gemm := func(kind kernelKind, shapes ...shape) {

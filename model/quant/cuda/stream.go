@@ -10,12 +10,14 @@ import (
 	"github.com/kiln-build/kiln/model/quant"
 )
 
-// Stream is a device seen through one of its streams. It is a [quant.Backend] whose work is queued on that stream.
+// Stream is a device seen through one of its streams. It is a [quant.Backend] whose work is queued
+// on that stream.
 type Stream struct {
 	d      *Device
 	handle uintptr
 
-	// mu orders the launches of a product, which share the scratch memory: what follows on the stream may use it again.
+	// mu orders the launches of a product, which share the scratch memory: what follows on the
+	// stream may use it again.
 	mu                                    sync.Mutex
 	gathered, work, arrivals, bias, dense scratch
 	blas                                  *BLAS // for dense plans, nil before the first
@@ -31,9 +33,9 @@ type scratch struct {
 	bytes int64
 }
 
-// need returns at least so many bytes. New memory is zero. It does not wait for the stream, and may be called while the
-// stream is recorded: the memory is there, and cleared, before the graph runs. Memory grows by half, so what is outgrown is at
-// most twice what is in use.
+// need returns at least so many bytes. New memory is zero. It does not wait for the stream, and may
+// be called while the stream is recorded: the memory is there, and cleared, before the graph runs.
+// Memory grows by half, so what is outgrown is at most twice what is in use.
 func (s *Stream) need(m *scratch, bytes int64) (uintptr, error) {
 	if bytes <= m.bytes {
 		return m.at, nil
@@ -82,7 +84,8 @@ func (s *Stream) Synchronize() error {
 	return s.d.do(func() error { return s.d.drv.synchronize(s.handle) })
 }
 
-// launch queues a kernel. cluster 0 means that it does not know of overlap: it starts when all before it has ended.
+// launch queues a kernel. cluster 0 means that it does not know of overlap: it starts when all
+// before it has ended.
 func (s *Stream) launch(name string, grid [3]uint32, threads, shared int, args unsafe.Pointer, cluster int) error {
 	f, ok := s.d.functions[name]
 	if !ok {
@@ -222,7 +225,8 @@ type tallArgs struct {
 	tiles, sharedTiles, stages    int32
 }
 
-// tallSlab is how many tiles of rows are computed for all columns before the next: their activations stay in the cache.
+// tallSlab is how many tiles of rows are computed for all columns before the next: their
+// activations stay in the cache.
 const tallSlab = 8
 
 // run launches the kernels of a product.
@@ -327,8 +331,8 @@ func (s *Stream) biasOf(p product) (uintptr, error) {
 	return at, s.d.drv.upload(at, unsafe.Pointer(unsafe.SliceData(p.bias)), int64(len(p.bias)), s.handle)
 }
 
-// stored returns the activations as the kernel of the plan wants them: in stored order, padded, and aligned for copies of
-// 16 bytes.
+// stored returns the activations as the kernel of the plan wants them: in stored order, padded, and
+// aligned for copies of 16 bytes.
 func (s *Stream) stored(p product, plan plan) (uintptr, error) {
 	padded := p.w.args.blockCount * blockRows
 	if plan.direct || !plan.wide && !plan.tall && p.w.args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {

@@ -42,7 +42,8 @@ const (
 	stripColumns = 32
 	unitBytes    = 128 // of a unit, for each bit of width
 
-	// wordsMargin is what a warp of four strips reads, and does not use, where there is only one left.
+	// wordsMargin is what a warp of four strips reads, and does not use, where there is only one
+	// left.
 	wordsMargin = 3 * 8 * unitBytes
 )
 
@@ -166,7 +167,8 @@ type Weight struct {
 	plans  map[planKey]plan
 }
 
-// Upload implements [quant.Backend]. The matrix is repacked on the device; when Upload returns that is done.
+// Upload implements [quant.Backend]. The matrix is repacked on the device; when Upload returns that
+// is done.
 func (s *Stream) Upload(ctx context.Context, m *quant.QMatrix) (quant.Weight, error) {
 	if m == nil {
 		return nil, errors.New("upload: no matrix")
@@ -276,8 +278,8 @@ func (w *Weight) Cols() int { return int(w.args.columns) }
 // Bytes implements [quant.Weight].
 func (w *Weight) Bytes() int64 { return w.bytes }
 
-// Dequantize writes the weights into dst, [K, N] in natural order, bit for bit as [quant.QMatrix.Dequantize] does. Like Gemm
-// it only queues the work.
+// Dequantize writes the weights into dst, [K, N] in natural order, bit for bit as
+// [quant.QMatrix.Dequantize] does. Like Gemm it only queues the work.
 func (s *Stream) Dequantize(dst quant.Matrix, w quant.Weight) error {
 	weight, err := s.weight(w)
 	if err != nil {

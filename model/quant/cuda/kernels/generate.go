@@ -1,7 +1,8 @@
 //go:build ignore
 
-// Generate compiles the kernels and writes them, compressed, beside their sources, with images.json. It runs in
-// model/quant/cuda (go generate does) and needs nvcc: KILN_NVCC, or the one on PATH. It does nothing if the images are current.
+// Generate compiles the kernels and writes them, compressed, beside their sources, with
+// images.json. It runs in model/quant/cuda (go generate does) and needs nvcc: KILN_NVCC, or the one
+// on PATH. It does nothing if the images are current.
 package main
 
 import (
@@ -24,8 +25,8 @@ import (
 	"github.com/kiln-build/kiln/model/quant/cuda"
 )
 
-// ptxVersion is the oldest PTX that has all instructions of the kernels for compute capability 8.0. Drivers since CUDA
-// 11.8 take it.
+// ptxVersion is the oldest PTX that has all instructions of the kernels for compute capability 8.0.
+// Drivers since CUDA 11.8 take it.
 const ptxVersion = "7.8"
 
 var flags = []string{"-std=c++17", "-O3"}
@@ -123,7 +124,8 @@ func compile(nvcc, tmp string, i cuda.Image) (string, error) {
 		return "", err
 	}
 	if i.PTX {
-		// nvcc writes its own version, which older drivers refuse. The assembler says whether the older one will do.
+		// nvcc writes its own version, which older drivers refuse. The assembler says whether the
+		// older one will do.
 		data = regexp.MustCompile(`(?m)^\.version .*$`).ReplaceAll(data, []byte(".version "+ptxVersion))
 		if err := os.WriteFile(path, data, 0o644); err != nil {
 			return "", err

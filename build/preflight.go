@@ -11,6 +11,7 @@ import (
 
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -116,8 +117,6 @@ func (a *attempt) warn(format string, args ...any) {
 	a.record.Warnings = append(a.record.Warnings, text)
 }
 
-var nvccRelease = regexp.MustCompile(`release (\d+\.\d+), V(\d+\.\d+\.\d+)`)
-
 // findCUDA looks for the toolkit of the row's version: where the row's variables say, in
 // the usual places, in the virtual environment (packages of PyPI), on PATH.
 func (a *attempt) findCUDA(ctx context.Context, env map[string]string) error {
@@ -141,16 +140,14 @@ func (a *attempt) findCUDA(ctx context.Context, env map[string]string) error {
 			}
 			continue
 		}
-		m := nvccRelease.FindStringSubmatch(out.String())
-		if m == nil {
-			continue
+		switch release, full := machine.NVCCRelease(out.String()); release {
+		case "":
+		case minor:
+			a.tools.CUDAHome, a.tools.CUDAVersion = home, full
+			return nil
+		default:
+			found = append(found, full+" in "+home)
 		}
-		if m[1] != minor {
-			found = append(found, m[2]+" in "+home)
-			continue
-		}
-		a.tools.CUDAHome, a.tools.CUDAVersion = home, m[2]
-		return nil
 	}
 	fix := "install it, or build in a container: --runner podman"
 	where := "on this machine"

@@ -37,6 +37,15 @@ func (t CUDAToolkit) ArchList() compat.ArchList {
 
 var nvccRelease = regexp.MustCompile(`release (\d+\.\d+), V(\d+\.\d+\.\d+)`)
 
+// NVCCRelease reads what nvcc --version prints: the toolkit's release, such as "12.8", and nvcc's
+// own version, such as "12.8.93". Both are empty if the text has neither.
+func NVCCRelease(text string) (release, full string) {
+	if m := nvccRelease.FindStringSubmatch(text); m != nil {
+		return m[1], m[2]
+	}
+	return "", ""
+}
+
 // cudaCandidate is a place where a toolkit may be.
 type cudaCandidate struct{ home, source string }
 
@@ -148,18 +157,18 @@ func (p *prober) cuda(ctx context.Context) Result {
 			continue
 		}
 		out, err := p.run(ctx, p.opts.Timeout, nvcc, "--version")
-		m := nvccRelease.FindStringSubmatch(string(out))
-		if m == nil {
+		release, full := NVCCRelease(string(out))
+		if release == "" {
 			if r.Status == Missing {
 				r.Status, r.Path, r.Detail = Broken, nvcc, "nvcc --version does not work: "+firstLine(out, err)
 			}
 			continue
 		}
 		// cuda-12 and cuda-12.8 are usually links to the same.
-		if c.source == "/usr/local" && slices.ContainsFunc(p.m.CUDA, func(o CUDAToolkit) bool { return o.Full == m[2] }) {
+		if c.source == "/usr/local" && slices.ContainsFunc(p.m.CUDA, func(o CUDAToolkit) bool { return o.Full == full }) {
 			continue
 		}
-		t := CUDAToolkit{Home: c.home, NVCC: nvcc, Version: m[1], Full: m[2], Source: c.source, Layout: "toolkit"}
+		t := CUDAToolkit{Home: c.home, NVCC: nvcc, Version: release, Full: full, Source: c.source, Layout: "toolkit"}
 		switch {
 		case p.isFile("/usr/lib/nvidia-cuda-toolkit/bin/nvcc") && c.home == "/usr":
 			t.Layout = "distribution"

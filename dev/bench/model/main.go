@@ -37,6 +37,7 @@ import (
 
 	"github.com/kiln-build/kiln/dev/internal/measure"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/model/safetensors"
 	"github.com/kiln-build/kiln/model/tensor"
@@ -168,17 +169,11 @@ func dropCaches(ctx context.Context) bool {
 
 // claimMemory has a child use n bytes of memory, or what can be had without harm.
 func claimMemory(ctx context.Context, n int64) error {
-	info, err := os.ReadFile("/proc/meminfo")
+	free, err := memory.Read()
 	if err != nil {
-		return nil // another system
+		return err
 	}
-	var available int64
-	if _, rest, ok := strings.Cut(string(info), "MemAvailable:"); ok {
-		fmt.Sscan(rest, &available) //nolint:errcheck // then it stays 0
-	}
-	if n = min(n, available*1024*3/4); n <= 0 {
-		return nil
-	}
+	n = min(n, free.AvailableBytes*3/4)
 	self, err := os.Executable()
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ func reuse(_ context.Context, a *attempt) error {
 	if err := os.RemoveAll(a.work); err != nil {
 		return err
 	}
-	for _, dir := range []string{a.out(), a.testDir(), a.builder.cacheDir()} {
+	for _, dir := range []string{a.out(), a.home(), a.temp(), a.testDir(), a.builder.cacheDir()} {
 		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return err
 		}

@@ -359,7 +359,7 @@ gpu-check:
 	@mkdir -p $(CACHE)/bench
 	@dev/scripts/gpucheck.sh $(CACHE)/bench
 
-## gpu-bench: speed of the CUDA kernels on this machine's GPU beside cuBLAS (KILN_BASELINE=file with times of other kernels to compare)
+## gpu-bench: the CUDA kernels beside cuBLAS on this machine's GPU; with KILN_BASELINE=times of other kernels, fails where a goal is missed (python3)
 .PHONY: gpu-bench
 gpu-bench:
 	@if command -v $(GO) >/dev/null; then $(GO) build -o $(CACHE)/gpu/kiln/kiln-gpu ./cmd/kiln-gpu; fi

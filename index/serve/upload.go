@@ -124,10 +124,15 @@ func (s *Server) upload(w *recorder, r *http.Request) {
 	change, err := s.receive(w, r, body)
 	if err != nil {
 		s.metrics.uploadsRefused.Add(1)
-		// Reading from a client that waits for "100 Continue" would make it send everything.
-		if body.read > 0 || !strings.EqualFold(r.Header.Get("Expect"), "100-continue") {
-			body.drain()
-		}
+		_ = control.EnableFullDuplex() // the answer goes out before the rest of the body is read
+		w.Header().Set("Connection", "close")
+		defer func() {
+			_ = control.Flush()
+			// Reading from a client that waits for "100 Continue" would make it send everything.
+			if body.read > 0 || !strings.EqualFold(r.Header.Get("Expect"), "100-continue") {
+				body.drain()
+			}
+		}()
 	}
 	refusal := new(uploadError)
 	switch {
@@ -139,7 +144,6 @@ func (s *Server) upload(w *recorder, r *http.Request) {
 		uploadFailed(w, r, refusal.status, refusal.text)
 	case r.Context().Err() != nil || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrDeadlineExceeded):
 		s.opts.Log.Info("upload broken off", "error", err, "remote", r.RemoteAddr, "token", w.token)
-		w.Header().Set("Connection", "close")
 		uploadFailed(w, r, http.StatusBadRequest, "the upload ended before its end")
 	default:
 		s.opts.Log.Error("upload not stored", "error", err, "remote", r.RemoteAddr, "token", w.token)

@@ -93,22 +93,33 @@ func help(slot *atomic.Pointer[call], c *call) {
 	}
 }
 
-// parallel calls f for 0 to n − 1, on several goroutines, and waits for all. When ctx ends it
-// starts no further call.
+// parallel calls f for 0 to n − 1, on several goroutines, and waits for all. When ctx ends it starts
+// no further call. A goroutine takes many neighbors at once, as memory is read ahead, and few near
+// the end, so that all end together.
 func (c *CPU) parallel(ctx context.Context, threads, n int, f func(i int, s *cpuScratch)) error {
+	threads = min(threads, n)
 	var next atomic.Int64
-	c.helpers.run(min(threads, n)-1, func() {
+	c.helpers.run(threads-1, func() {
 		s, _ := c.scratch.Get().(*cpuScratch)
 		if s == nil {
 			s = &cpuScratch{}
 		}
 		defer c.scratch.Put(s)
-		for ctx.Err() == nil {
-			i := int(next.Add(1)) - 1
-			if i >= n {
+		for {
+			first := int(next.Load())
+			last := first + max(1, (n-first)/(2*threads))
+			switch {
+			case first >= n:
 				return
+			case !next.CompareAndSwap(int64(first), int64(last)):
+				continue
 			}
-			f(i, s)
+			for i := first; i < last; i++ {
+				if ctx.Err() != nil {
+					return
+				}
+				f(i, s)
+			}
 		}
 	})
 	return context.Cause(ctx)

@@ -178,7 +178,7 @@ func measure(ctx context.Context, contests []*contest, shape [2]int, ms []int, o
 				}
 				r.kiln, r.read = min(r.kiln, t), read
 				for _, name := range c.peers.names {
-					if round > 2 && !strings.HasPrefix(name, "ggml") && r.peers[name] > 2*r.kiln {
+					if round > 2 && r.peers[name] > 2*r.kiln {
 						continue // far behind, and slow
 					}
 					t, err := c.peers.measure(name, r.k, r.n, rows, o.turn)

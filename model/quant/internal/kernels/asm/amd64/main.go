@@ -297,7 +297,7 @@ func distance(n int) Op {
 }
 
 // ahead is how far before its use memory is asked for.
-const ahead = 3072
+const ahead = 4096
 
 func prefetch(m Mem) { PREFETCHT0(m.Offset(ahead)) }
 

@@ -55,6 +55,10 @@ type CPUOptions struct {
 // than the QMatrix. A product takes scratch memory for at most 256 rows of x at a time, which the
 // backend keeps for the next one.
 //
+// With kernels that compute in integers, activations are rounded to 16 bits, with one scale for at
+// most 128 of a row; sums of their products are exact. The others, [PathReconstruct] and rows that
+// are not finite use the activations as they are.
+//
 // An element of a result depends on its row of x and its column of weights only, and sums are
 // always in the same order. So results are the same for any number of threads and any other rows in
 // the same call, though not on other architectures or with other kernels. With [PathAuto] it

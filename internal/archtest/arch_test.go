@@ -119,3 +119,21 @@ func TestKilnIsStatic(t *testing.T) {
 		})
 	}
 }
+
+// TestArchitecturePage: docs/architecture.md has a line for every package that is not a program of
+// developers, a generator or a suite of tests.
+func TestArchitecturePage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range strings.FieldsSeq(goCommand(t, nil, "list", "./...")) {
+		name := strings.TrimPrefix(pkg, module+"/")
+		if under(name, "dev") || under(name, "examples") || strings.HasSuffix(name, "test") || strings.HasSuffix(name, "/generate") {
+			continue
+		}
+		if !bytes.Contains(page, []byte("`"+name+"`")) {
+			t.Errorf("docs/architecture.md does not say what %s owns", name)
+		}
+	}
+}

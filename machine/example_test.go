@@ -18,9 +18,10 @@ func ExampleDiagnose() {
 		fmt.Println(d.Fix)
 	}
 	// Output:
-	// arch-unsupported fault nvcc 13.0 cannot make code for 6.0 (compute_60): CUDA 12.9 was the
-	// last that could. 6.0 is Pascal: Tesla P100. drop 6.0 from the arch list or build with CUDA
-	// 12.9 or older, and the torch that goes with it
+	// arch-unsupported fault
+	// nvcc 13.0 cannot make code for 6.0 (compute_60): CUDA 12.9 was the last that could. 6.0 is Pascal: Tesla P100.
+	// drop 6.0 from the arch list
+	// or build with CUDA 12.9 or older, and the torch that goes with it
 }
 
 func ExampleSelectArchs() {

@@ -50,8 +50,8 @@ func Example() {
 	_, err = wheel.ParseFilename("flash_attn-2.8.3+cu128-torch2.9.0-cp312-cp312-linux_x86_64.whl")
 	fmt.Println(err)
 	// Output:
-	// flash_attn-2.8.3+cu128.torch2.9.0-cp312-cp312-manylinux_2_28_x86_64.whl accepted with rank 9
-	// true true wheel name "flash_attn-2.8.3+cu128-torch2.9.0-cp312-cp312-linux_x86_64.whl": '-'
-	// inside the local version of "2.8.3+cu128-torch2.9.0"; the right name is
-	// "flash_attn-2.8.3+cu128.torch2.9.0-cp312-cp312-linux_x86_64.whl"
+	// flash_attn-2.8.3+cu128.torch2.9.0-cp312-cp312-manylinux_2_28_x86_64.whl
+	// accepted with rank 9
+	// true true
+	// wheel name "flash_attn-2.8.3+cu128-torch2.9.0-cp312-cp312-linux_x86_64.whl": '-' inside the local version of "2.8.3+cu128-torch2.9.0"; the right name is "flash_attn-2.8.3+cu128.torch2.9.0-cp312-cp312-linux_x86_64.whl"
 }

@@ -23,7 +23,7 @@ if [ -n "${SSL_CERT_FILE:-}" ]; then
 fi
 # torch's builder imports setuptools, which its package does not bring.
 exec podman --runtime "${KILN_OCI_RUNTIME:-runc}" run --rm --network host "${limits[@]}" "${bundle[@]}" \
-  --volume "$PWD/bin/kiln:/usr/local/bin/kiln:ro" --volume "$PWD/python:/opt/python:ro" --volume "$PWD/scripts/benchjit:/opt/bench:ro" \
+  --volume "$PWD/bin/kiln:/usr/local/bin/kiln:ro" --volume "$PWD/python:/opt/python:ro" --volume "$PWD/dev/bench/jit:/opt/bench:ro" \
   --env DEBIAN_FRONTEND=noninteractive "$image" bash -c '
     { apt-get -q update && apt-get -q -y --no-install-recommends install python3-setuptools; } >/tmp/apt.log 2>&1 || { tail /tmp/apt.log; exit 1; }
     exec python3 /opt/bench/bench.py --rounds "$0"' "${1:-1}"

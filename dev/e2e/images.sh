@@ -146,7 +146,7 @@ cp '$work/nvidia-cudnn.deb' "\$1/nvidia-cudnn.deb"
 chroot "\$1" dpkg -i /nvidia-cudnn.deb
 rm "\$1/nvidia-cudnn.deb"
 chroot "\$1" env DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends install ${torch[*]}
-'$PWD/e2e/cudnn-stub.sh' "\$1$libs" "\$1$libs"/libtorch_*.so.*
+'$PWD/dev/e2e/cudnn-stub.sh' "\$1$libs" "\$1$libs"/libtorch_*.so.*
 HOOK
     chmod +x "$work/torch"
     args+=(--customize-hook="$work/torch")

@@ -239,14 +239,14 @@ func inWords(src *source, e ast.Expr, r rule, nonempty, plural bool) (string, er
 	return "", fmt.Errorf("no words for the type %s", name)
 }
 
-// wrap fills the lines of each paragraph, as the comments are narrower than the page.
+// wrap fills the lines of each paragraph up to 100 columns.
 func wrap(text string) string {
 	var out []string
 	for paragraph := range strings.SplitSeq(text, "\n\n") {
 		var lines []string
 		line := ""
 		for word := range strings.FieldsSeq(paragraph) {
-			if line != "" && len([]rune(line))+1+len([]rune(word)) > 110 {
+			if line != "" && len([]rune(line))+1+len([]rune(word)) > 100 {
 				lines = append(lines, line)
 				line = ""
 			}

@@ -49,12 +49,12 @@ var spellings = map[string]spelling{
 	},
 	"versionPattern": {
 		words: "[version pattern](#version-patterns)", plural: "these",
-		describe: "A version as precise as it is written (\"12.8\" is every 12.8.x), or a range (\">=2.5,<2.7\").",
+		describe: "A version prefix (\"12.8\" matches every 12.8.x) or a range (\">=2.5,<2.7\").",
 		pattern:  `^` + notName + `[0-9]`,
 	},
 	"namePattern": {
 		words: "[name pattern](#name-patterns)", plural: "these",
-		describe: "A name, in which `*` stands for any characters and `?` for one.",
+		describe: "A name. `*` matches any characters and `?` one character.",
 		pattern:  `^[^\[\]\\]+$`,
 	},
 	"toolkitPattern": {
@@ -64,7 +64,7 @@ var spellings = map[string]spelling{
 	},
 	"axisName": {
 		words: "axis name", plural: "axis names",
-		describe: "Small letters, digits and `_`; the first is a letter.",
+		describe: "Lower-case letters, digits and `_`, starting with a letter.",
 		pattern:  `^[a-z][a-z0-9_]*$`,
 	},
 	"axisValue": {
@@ -89,7 +89,7 @@ var spellings = map[string]spelling{
 	},
 	"nonemptyText": {
 		words: "text", plural: "texts",
-		describe: "A text that is not empty.",
+		describe: "Text that is not empty.",
 		pattern:  `[\s\S]`,
 	},
 	"sha256": {
@@ -209,14 +209,14 @@ var defaults = map[string]string{
 // leftOut says in words what a missing key means, where it is not one fixed value.
 var leftOut = map[string]string{
 	"Package.Versions":    "`version_from`, or a `version` in every group",
-	"Package.TestImport":  "the package name with `_` for `-`",
+	"Package.TestImport":  "the package name, `_` in place of `-`",
 	"Package.Source":      "the public package index",
-	"Package.TorchSource": "PyTorch's own index",
-	"Package.Arch":        "[it depends](#gpu-architectures)",
+	"Package.TorchSource": "PyTorch's index",
+	"Package.Arch":        "see [GPU architectures](#gpu-architectures)",
 	"Package.Matrix":      "the [base form](#a-first-file)",
 	"Package.WheelTag":    "the tag of the interpreter",
 
-	"VersionFrom.Pattern": "finds `__version__` and `version`",
+	"VersionFrom.Pattern": "matches `__version__` and `version`",
 
 	"Group.Kind":    "`wheel`",
 	"Group.Version": "every version of the package",
@@ -239,29 +239,29 @@ var leftOut = map[string]string{
 	"Shared.LocalVersion": "as the package",
 	"Shared.WheelTag":     "as the package",
 	"Shared.Resources":    "as the package",
-	"Shared.Platform":     "what `os` stands for",
+	"Shared.Platform":     "the platform of `os`",
 
 	"Patch.Count":      "at least one",
 	"Test.RequiresGPU": "`false`",
-	"Test.Image":       "the image of the build, `-runtime` for `-devel`",
+	"Test.Image":       "the image of the build, `-runtime` in place of `-devel`",
 
 	"TorchSource.System": "`false`",
 
-	"Cache.Remote":             "no such cache",
+	"Cache.Remote":             "no shared cache",
 	"Publish.To":               "the only target",
 	"PublishTarget.Endpoint":   "GitHub's or Amazon's",
-	"PublishTarget.Region":     "found out",
+	"PublishTarget.Region":     "detected",
 	"PublishTarget.Draft":      "`false`",
 	"PublishTarget.Prerelease": "`false`",
 	"Keep.Days":                "no limit",
 	"Keep.Releases":            "no limit",
-	"Workflow.Kiln":            "the version that made the workflow",
+	"Workflow.Kiln":            "the version that generated the workflow",
 	"Workflow.Runners":         "hosted runners of the same kind",
 	"Workflow.Sandbox":         "docker for rows with an image or CUDA, else host",
-	"Workflow.GPURunner":       "no such test",
+	"Workflow.GPURunner":       "no test on a GPU",
 	"Workflow.Actions":         "those that kiln pins",
-	"Workflow.Triggers":        "only by hand",
-	"Workflow.WindowsCUDA":     "as the row says",
+	"Workflow.Triggers":        "started manually only",
+	"Workflow.WindowsCUDA":     "the row's own version",
 }
 
 // part is a struct as the manual presents it.
@@ -278,21 +278,21 @@ type part struct {
 var parts = []part{
 	{"Document", "Top level", "", "The top level", "document", "documents"},
 	{"Package", "A package", "", "A package", "package", "packages"},
-	{"Source", "Where the code is", "source.", "`source`", "source", "sources"},
-	{"TorchSource", "Where torch comes from", "torch_source.", "`torch_source`", "map", "maps"},
-	{"VersionFrom", "The version from a file", "version_from.", "`version_from`", "map", "maps"},
+	{"Source", "The source code", "source.", "`source`", "source", "sources"},
+	{"TorchSource", "Torch source", "torch_source.", "`torch_source`", "map", "maps"},
+	{"VersionFrom", "Version from a file", "version_from.", "`version_from`", "map", "maps"},
 	{"Group", "A group of rows", "matrix[].", "A group", "group", "groups"},
-	{"Match", "A rule that excludes rows", "exclude[].", "A rule", "rule", "rules"},
+	{"Match", "An exclude rule", "exclude[].", "A rule", "rule", "rules"},
 	{"Single", "A single row", "include[].", "An included row", "row", "rows"},
-	{"Build", "How to build", "build.", "`build`", "map", "maps"},
+	{"Build", "Build settings", "build.", "`build`", "map", "maps"},
 	{"Patch", "A patch", "build.patches[].", "A patch", "patch", "patches"},
-	{"Test", "How to test", "test.", "`test`", "map", "maps"},
-	{"Resources", "What a build may use", "resources.", "`resources`", "map", "maps"},
-	{"Cache", "Where compiles are shared", "cache.", "`cache`", "map", "maps"},
-	{"Publish", "Where files go", "publish.", "`publish`", "map", "maps"},
-	{"PublishTarget", "A target", "publish.targets.NAME.", "A target", "target", "targets"},
+	{"Test", "Test settings", "test.", "`test`", "map", "maps"},
+	{"Resources", "Resources of a build", "resources.", "`resources`", "map", "maps"},
+	{"Cache", "Compile cache", "cache.", "`cache`", "map", "maps"},
+	{"Publish", "Publishing", "publish.", "`publish`", "map", "maps"},
+	{"PublishTarget", "A publish target", "publish.targets.NAME.", "A target", "target", "targets"},
 	{"PublishIndex", "The index of published files", "publish.index.", "`publish.index`", "map", "maps"},
-	{"Keep", "What is kept", "publish.keep.", "`publish.keep`", "map", "maps"},
+	{"Keep", "Retention", "publish.keep.", "`publish.keep`", "map", "maps"},
 	{"Workflow", "The hosted workflow", "workflow.", "`workflow`", "map", "maps"},
 }
 
@@ -308,7 +308,7 @@ func partOf(name string) *part {
 
 // templateValues explains the values that templates may use.
 var templateValues = map[string]string{
-	"package":         "name of the package, normalised",
+	"package":         "name of the package, normalized",
 	"version":         "version of the package",
 	"os":              "operating system, as written",
 	"platform":        "wheel platform tag",

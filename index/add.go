@@ -308,8 +308,9 @@ type merge struct {
 	versions []wheel.Version  // of project.Files, from sorted on
 	sorted   int              // how many of project.Files were there
 	byName   map[string]int   // in project.Files
-	byBuild  map[string][]int // the same by buildName
+	byPlace  map[string][]int // the same by public version and place of their identities
 	removed  map[string]Digest
+	gone     []string // the names in removed
 	changed  bool
 
 	changes  []Change
@@ -326,60 +327,25 @@ func newMerge(p *Project, name string, config *Config, n int) *merge {
 	if len(p.Files) == 0 {
 		p.Files = make([]File, 0, n)
 	}
-	m.byName, m.byBuild = make(map[string]int, len(p.Files)+n), make(map[string][]int, len(p.Files)+n)
+	m.byName, m.byPlace = make(map[string]int, len(p.Files)+n), make(map[string][]int, len(p.Files)+n)
 	for i := range p.Files {
-		m.note(i)
+		id := newIdentity(p.Files[i].Filename)
+		m.note(i, &id)
 	}
 	m.removed = make(map[string]Digest, len(p.Removed))
 	for _, t := range p.Removed {
 		m.removed[t.Filename] = t.SHA256
+		m.gone = append(m.gone, t.Filename)
 	}
 	return m
 }
 
-func (m *merge) note(i int) {
-	f := &m.project.Files[i]
-	m.byName[f.Filename] = i
-	if name, ok := buildName(f); ok {
-		m.byBuild[name] = append(m.byBuild[name], i)
+func (m *merge) note(i int, id *identity) {
+	m.byName[m.project.Files[i].Filename] = i
+	for _, place := range id.places {
+		key := id.version + " " + place
+		m.byPlace[key] = append(m.byPlace[key], i)
 	}
-}
-
-// buildName returns the name of a wheel without its local label. It is not ok for files that no
-// view of one toolkit and torch shows.
-func buildName(f *File) (name string, ok bool) {
-	if f.Yanked || !f.IsWheel() || f.Variant != nil {
-		return "", false
-	}
-	if before, after, ok := strings.Cut(f.Filename, "+"); ok {
-		if _, tags, ok := strings.Cut(after, "-"); ok {
-			return before + "-" + tags, true
-		}
-	}
-	return f.Filename, true
-}
-
-// rival returns a file that one of the views of one toolkit and torch cannot show together with f,
-// and that view: installers would choose between the two by the text of their labels.
-func (m *merge) rival(f *File) (view string, other *File) {
-	name, ok := buildName(f)
-	if !ok || len(m.byBuild[name]) == 0 {
-		return "", nil
-	}
-	built := f.Built()
-	if built.Toolkit == "" {
-		return "", nil
-	}
-	for _, i := range m.byBuild[name] {
-		other := &m.project.Files[i]
-		b := other.Built()
-		for _, torch := range built.Torch {
-			if b.Toolkit == built.Toolkit && slices.Contains(b.Torch, torch) {
-				return combination{b.Toolkit, torch}.path(), other
-			}
-		}
-	}
-	return "", nil
 }
 
 // addAll adds files, and orders those of the project.
@@ -396,7 +362,7 @@ func (m *merge) addAll(list []*candidate) {
 		}
 	}
 	m.sort()
-	m.versions, m.byName, m.byBuild, m.removed = nil, nil, nil, nil
+	m.versions, m.byName, m.byPlace, m.removed, m.gone = nil, nil, nil, nil, nil
 }
 
 // sort orders the files of the project after some were added.
@@ -450,7 +416,14 @@ func (m *merge) add(c *candidate) (Change, error) {
 	if !p.AcceptsUploads() {
 		return change, fmt.Errorf("%w: it is %s", ErrClosed, p.Status)
 	}
-	if view, other := m.rival(f); other != nil {
+	id := newIdentity(f.Filename)
+	if err := m.taken(f, &id); err != nil {
+		return change, err
+	}
+	if _, err := wheel.ParseSpecifierSet(f.RequiresPython); err != nil {
+		return change, fmt.Errorf("field Requires-Python: %w", err)
+	}
+	if view, other := m.rival(f, &id); other != nil {
 		return change, fmt.Errorf("view %s has this build already, as %s; yank that or give this one another version", view, other.Filename)
 	}
 	if f.Variant != nil {
@@ -462,7 +435,7 @@ func (m *merge) add(c *candidate) (Change, error) {
 		p.DisplayName = c.display
 	}
 	p.Files, m.versions = append(p.Files, *f), append(m.versions, c.version)
-	m.note(len(p.Files) - 1)
+	m.note(len(p.Files)-1, &id)
 	m.changed = true
 	return change, nil
 }

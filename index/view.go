@@ -351,15 +351,14 @@ func (p *Project) conflict() (view string, a, b *File) {
 			if f.Yanked {
 				continue
 			}
-			key := f.Filename
-			if before, after, ok := strings.Cut(key, "+"); ok {
-				_, tags, _ := strings.Cut(after, "-")
-				key = before + "-" + tags
+			id := newIdentity(f.Filename)
+			for _, place := range id.places {
+				key := id.version + " " + place
+				if seen[key] != nil {
+					return path, seen[key], f
+				}
+				seen[key] = f
 			}
-			if seen[key] != nil {
-				return path, seen[key], f
-			}
-			seen[key] = f
 		}
 	}
 	return "", nil, nil

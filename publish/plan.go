@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/index"
 )
 
 // What a plan does with a file.
@@ -15,7 +17,7 @@ const (
 	DoPresent = "present" // the same bytes are there
 	DoCheck   = "check"   // it is there, and the target cannot tell its hash: read it
 	DoReplace = "replace" // other bytes are there, and may be replaced
-	DoRefuse  = "refuse"  // other bytes are there, or it is too large
+	DoRefuse  = "refuse"  // other bytes are there, also in another spelling, or it is too large
 )
 
 // unknownSum stands for the hash of a file of which the target does not know it.
@@ -182,7 +184,34 @@ type differ struct {
 	releases []Release
 	count    map[string]int
 	used     map[string]*PlannedRelease
-	fresh    string // tag for new files, once chosen
+	fresh    string            // tag for new files, once chosen
+	places   map[string]string // names of published files, by project and place in an index
+}
+
+// rival returns a published file that an index does not list together with one of another name.
+func (d *differ) rival(name string) string {
+	if d.places == nil {
+		d.places = map[string]string{}
+		for i := range d.releases {
+			for _, f := range d.releases[i].Files {
+				if project, _, err := index.ParseName(f.Name); err == nil {
+					for _, place := range index.Places(f.Name) {
+						d.places[project+" "+place] = f.Name
+					}
+				}
+			}
+		}
+	}
+	project, _, err := index.ParseName(name)
+	if err != nil {
+		return ""
+	}
+	for _, place := range index.Places(name) {
+		if have := d.places[project+" "+place]; have != "" && have != name {
+			return have
+		}
+	}
+	return ""
 }
 
 // find returns where a file is published.
@@ -219,7 +248,14 @@ func (d *differ) unit(u *Unit) error {
 	}
 	tag, have := d.find(u.File.Name)
 	main := Action{Tag: tag, File: u.File, Unit: u.File.Name}
+	rival := ""
+	if have == nil {
+		rival = d.rival(u.File.Name)
+	}
 	switch {
+	case rival != "":
+		main.Do, main.Tag = DoRefuse, d.family.render(d.opts.Now, 1)
+		main.Why = "it would compete with " + rival + ", which is published for the same version and tag; give the build another version"
 	case have == nil:
 		main.Do = DoUpload
 		if err := d.place(&main, 1+len(side)); err != nil {
@@ -233,7 +269,7 @@ func (d *differ) unit(u *Unit) error {
 		main.Do, main.Old = DoReplace, cmp.Or(have.SHA256, unknownSum)
 	default:
 		main.Do, main.Old = DoRefuse, cmp.Or(have.SHA256, unknownSum)
-		main.Why = "it is published with other bytes; give the build another version or build number, or say --overwrite"
+		main.Why = "it is published with other bytes; give the build another version, or say --overwrite"
 		if d.limits.NoOverwrite {
 			main.Why = "it is published with other bytes, and this target never replaces a file"
 		}

@@ -142,6 +142,23 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+// TestPlanRival: a name that only spells a published build in another way is not uploaded.
+func TestPlanRival(t *testing.T) {
+	published := unit("1.0", "demo-1.0-py3-none-any.whl")
+	there := []publish.Release{{Tag: "v1.0", Created: noon, Files: []publish.RemoteFile{remote(published.File), remote(published.Side[0])}}}
+	for name, want := range map[string]string{
+		"demo-1.0-py3.py3-none-any.whl": "refuse", "demo-1.0-1-py3-none-any.whl": "refuse", "demo-1.0.0-PY3-none-any.whl": "refuse",
+		"demo-1.0-cp312-cp312-win_amd64.whl": "upload", "demo-1.1-py3-none-any.whl": "upload", "other-1.0-py3-none-any.whl": "upload",
+	} {
+		plan, err := publish.NewPlan("t", publish.Limits{}, &publish.Inventory{Units: []publish.Unit{unit("1.0", name)}}, there, publish.PlanOptions{Now: noon})
+		must(t, err)
+		last := plan.Actions[len(plan.Actions)-1]
+		if last.Do != want || want == "refuse" && !strings.Contains(last.Why, published.File.Name) {
+			t.Errorf("%s: %s %q, want %s", name, last.Do, last.Why, want)
+		}
+	}
+}
+
 // TestPlanProperties: a plan loses no file, puts none into two releases, keeps units together and
 // within the limit; and what it did is a plan with nothing to do.
 func TestPlanProperties(t *testing.T) {

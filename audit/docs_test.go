@@ -1,7 +1,6 @@
 package audit_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,9 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
-
-var update = flag.Bool("update", false, "rewrite the rules in docs/audit.md")
 
 // TestDocs: the page about the rules is made from their table.
 func TestDocs(t *testing.T) {
@@ -38,10 +36,8 @@ func TestDocs(t *testing.T) {
 	}
 	b.WriteString("\n")
 	want := before + begin + b.String() + end + after
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o666); err != nil {
-			t.Fatal(err)
-		}
+	if kilntest.Update() {
+		kilntest.WriteGolden(t, path, []byte(want))
 		return
 	}
 	if diff := cmp.Diff(want, string(page)); diff != "" {

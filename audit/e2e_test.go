@@ -36,9 +36,7 @@ import (
 
 func needE2E(t *testing.T) (python, cache string) {
 	t.Helper()
-	if !slices.Contains(strings.FieldsFunc(os.Getenv("KILN_E2E"), func(r rune) bool { return r == ',' || r == ' ' }), "audit") {
-		t.Skip("KILN_E2E does not name audit")
-	}
+	kilntest.NeedE2E(t, "audit")
 	if python = os.Getenv("KILN_AUDIT_PYTHON"); python == "" {
 		python = "python3"
 	}

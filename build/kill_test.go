@@ -23,6 +23,7 @@ import (
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -177,7 +178,7 @@ func TestKill(t *testing.T) {
 		t.Skip("what is left behind is counted in /proc")
 	}
 	kills := 4
-	if e2e("build") {
+	if kilntest.E2E("build") {
 		kills = 50
 	}
 	p := sixRows(t, "")
@@ -188,7 +189,7 @@ func TestKill(t *testing.T) {
 // compilers and ccache, are killed while they fill the cache, and what is taken from it later is
 // right.
 func TestKillShared(t *testing.T) {
-	if !e2e("share") {
+	if !kilntest.E2E("share") {
 		t.Skip("KILN_E2E does not name share")
 	}
 	if os.Getenv("KILN_PYTHON") == "" {
@@ -227,8 +228,6 @@ func TestKillShared(t *testing.T) {
 	}
 	t.Logf("%d of 6 compiles of the last build were shared", hits)
 }
-
-func e2e(name string) bool { return os.Getenv("KILN_E2E") == name }
 
 func killBuild(t *testing.T, p *project, kills int) {
 	t.Helper()

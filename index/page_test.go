@@ -4,17 +4,14 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"html"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // hostile is text that would break out of an attribute or a string.
@@ -47,19 +44,7 @@ func TestProjectPage(t *testing.T) {
 		if !ok {
 			t.Fatal("not in the view")
 		}
-		golden := filepath.Join("testdata", "pages", test.golden)
-		if *update {
-			if err := os.WriteFile(golden, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), string(got)); diff != "" {
-			t.Errorf("%s: %s", test.golden, diff)
-		}
+		kilntest.Golden(t, "testdata/pages/"+test.golden, got)
 	}
 	if _, ok := v.AppendProject(nil, index.HTML, "all", "nothing"); ok {
 		t.Error("a page of a project that is not there")

@@ -3,8 +3,6 @@ package jit_test
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,10 +12,9 @@ import (
 
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/jit"
 )
-
-var _ = flag.Bool("update", false, "rewrite golden files")
 
 func TestParseSpec(t *testing.T) {
 	got, list := jit.ParseSpec("dir/ext.yml", "", []byte(`
@@ -73,19 +70,7 @@ func TestBrokenSpec(t *testing.T) {
 		}
 		out.WriteString("\n")
 	}
-	golden := filepath.Join("testdata", "broken.txt")
-	if flag.Lookup("update").Value.String() == "true" {
-		if err := os.WriteFile(golden, []byte(out.String()), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), out.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	kilntest.Golden(t, "testdata/broken.txt", []byte(out.String()))
 }
 
 func FuzzParseSpec(f *testing.F) {

@@ -1,7 +1,6 @@
 package jit_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -217,19 +216,7 @@ func TestNinja(t *testing.T) {
 		p.dir, "PROJECT", out, "OUT", site, "SITE", "-isystem "+ask(t, p.python, "sysconfig.get_paths()['include']"), "-isystem PYTHON",
 		"tiny"+ask(t, p.python, "sysconfig.get_config_var('EXT_SUFFIX')"), "MODULE",
 	).Replace(string(text))
-	golden := filepath.Join("testdata", "build.ninja")
-	if flag.Lookup("update").Value.String() == "true" {
-		if err := os.WriteFile(golden, []byte(got), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("build.ninja (-want +got):\n%s", diff)
-	}
+	kilntest.Golden(t, "testdata/build.ninja", []byte(got))
 }
 
 // ask evaluates an expression about an interpreter.

@@ -1,7 +1,6 @@
 package machine_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,13 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/machine"
 )
-
-// update rewrites golden files:
-//
-//	go test ./machine -update
-var update = flag.Bool("update", false, "rewrite golden files in testdata")
 
 // A logFile is a log of the corpus: what failed, what is known, and what Diagnose has
 // to find.
@@ -145,24 +140,7 @@ func TestLogs(t *testing.T) {
 			fmt.Fprintf(&golden, "%s: %s (%s, %s)\n  %s\n  fix: %s\n\n", base, d.ID, d.Class, d.Confidence, d.Detail, strings.ReplaceAll(d.Fix, "\n", "\n       "))
 		})
 	}
-	compareGolden(t, "diagnoses.golden", golden.String())
-}
-
-func compareGolden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o666); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.ReplaceAll(string(want), "\r\n", "\n"), got); diff != "" {
-		t.Errorf("%s (-want +got); -update rewrites it:\n%s", path, diff)
-	}
+	kilntest.Golden(t, "testdata/diagnoses.golden", []byte(golden.String()))
 }
 
 // TestCleanLogs: the log of a command that ended well proves nothing, and even if the

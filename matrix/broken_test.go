@@ -2,31 +2,22 @@ package matrix_test
 
 import (
 	"bytes"
-	"flag"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 )
-
-// update rewrites the golden files of this package:
-//
-//	go test ./matrix -run TestBroken -update
-//
-// Read what changed before committing it: the golden files are what a person with
-// a mistake in packages.yml gets to see.
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 // TestBroken shows every mistake that is worth a fixture to the reader of
 // packages.yml and compares what is said about it. In testdata/broken/structure are
 // mistakes that a JSON Schema can see too (and text that is not YAML at all); in
-// testdata/broken/meaning are those that only kiln can know of.
+// testdata/broken/meaning are those that only kiln can know of. Read what -update changed
+// before you commit it: the golden files are what a person with a mistake in packages.yml sees.
 func TestBroken(t *testing.T) {
 	root, err := filepath.Abs(filepath.Join("testdata", "broken"))
 	if err != nil {
@@ -83,21 +74,7 @@ func testBroken(t *testing.T, dir, name string) {
 	if err := printer.Print(&out, list); err != nil {
 		t.Fatal(err)
 	}
-	if *update {
-		if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// A checkout may have changed the line ends.
-	want = bytes.ReplaceAll(want, []byte("\r\n"), []byte("\n"))
-	if diff := cmp.Diff(string(want), out.String()); diff != "" {
-		t.Errorf("diagnostics of %s (-want +got):\n%s", file, diff)
-	}
+	kilntest.Golden(t, golden, out.Bytes())
 }
 
 func checkPosition(t *testing.T, pos diag.Pos, file string, lines int, message string) {

@@ -15,13 +15,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/minio/minio-go/v7"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
@@ -192,7 +192,7 @@ func sumOf(ctx context.Context, target publish.Target, tag, name string) (string
 
 // TestE2ES3 runs the suite of all targets against a real S3 server, with faults in between.
 func TestE2ES3(t *testing.T) {
-	e2e(t, "publish")
+	kilntest.NeedE2E(t, "publish")
 	publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
 		address := startS3(t)
 		faults := &publishtest.Faults{}
@@ -212,7 +212,7 @@ func TestE2ES3(t *testing.T) {
 // server, with random faults and with publishers that are killed: never is a file listed that is
 // absent or different, never is one there twice, and in the end everything is there.
 func TestE2EPublish(t *testing.T) {
-	e2e(t, "publish")
+	kilntest.NeedE2E(t, "publish")
 	n := 200
 	if text := os.Getenv("KILN_PUBLISHES"); text != "" {
 		var err error
@@ -319,7 +319,7 @@ func checkIndex(t *testing.T, task *childTask) {
 
 // TestE2ETwo: two publishers at once, again and again: both succeed, or one says who has the lock.
 func TestE2ETwo(t *testing.T) {
-	e2e(t, "publish")
+	kilntest.NeedE2E(t, "publish")
 	gitHub := publishtest.NewGitHub(t, nil)
 	s3 := startS3(t)
 	public := filepath.Join(t.TempDir(), "public")
@@ -363,12 +363,4 @@ func TestE2ETwo(t *testing.T) {
 		}
 	}
 	t.Logf("both succeeded %d times of 12, otherwise one named the other", both)
-}
-
-// e2e skips a test unless KILN_E2E names it.
-func e2e(t *testing.T, name string) {
-	t.Helper()
-	if !strings.Contains(","+os.Getenv("KILN_E2E")+",", ","+name+",") {
-		t.Skipf("KILN_E2E does not name %s", name)
-	}
 }

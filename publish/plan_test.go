@@ -2,7 +2,6 @@ package publish_test
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,35 +15,11 @@ import (
 
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/publish/publishtest"
 )
-
-// update rewrites the golden files: go test ./publish -update.
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// golden compares a text with a file of testdata.
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", filepath.FromSlash(name))
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, got, 0o666); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.ReplaceAll(string(want), "\r\n", "\n"), string(got)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
-}
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -270,7 +245,7 @@ packages:
 	must(t, err)
 	result, err := publish.Run(t.Context(), target, inv, publish.Options{PlanOptions: publish.PlanOptions{Now: noon}, Owner: "tester", Notes: publish.NotesOptions{IndexURL: "https://index.example.org"}})
 	must(t, err)
-	golden(t, "notes.md", []byte(result.Releases[0].Notes))
+	kilntest.Golden(t, "testdata/notes.md", []byte(result.Releases[0].Notes))
 }
 
 // fail writes why a row failed.
@@ -374,7 +349,7 @@ func TestProvenance(t *testing.T) {
 	must(t, err)
 	plain, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test"})
 	must(t, err)
-	golden(t, "statement.jsonl", plain)
+	kilntest.Golden(t, "testdata/statement.jsonl", plain)
 	again, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test"})
 	must(t, err)
 	if string(plain) != string(again) {
@@ -382,7 +357,7 @@ func TestProvenance(t *testing.T) {
 	}
 	sbom, err := publish.NewSBOM(built, built.Files[0], &publish.StatementOptions{Version: "test"})
 	must(t, err)
-	golden(t, "sbom.cdx.json", sbom)
+	kilntest.Golden(t, "testdata/sbom.cdx.json", sbom)
 	signed, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test", Key: key})
 	must(t, err)
 	if _, signer, err := publish.ParseStatement(signed, wrong, pub); err != nil || signer != publish.KeyID(pub) {

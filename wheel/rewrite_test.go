@@ -9,7 +9,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"flag"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -27,9 +26,8 @@ import (
 	"github.com/kiln-build/kiln/wheel"
 
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 // rewrite rewrites w in memory and checks what holds for every result.
 func rewrite(t testing.TB, w madeWheel, opts wheel.RewriteOptions) madeWheel {
@@ -128,13 +126,8 @@ func TestRewriteGolden(t *testing.T) {
 		t.Errorf("name %s, want %s", got.name, want)
 	}
 	golden := filepath.Join("testdata", "rewrite", got.name)
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(golden), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(golden, got.data, 0o666); err != nil {
-			t.Fatal(err)
-		}
+	if kilntest.Update() {
+		kilntest.WriteGolden(t, golden, got.data)
 	}
 	want, err := os.ReadFile(golden)
 	if err != nil {

@@ -9,16 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/publish"
 )
-
-// e2e skips a test unless KILN_E2E names it.
-func e2e(t *testing.T, name string) {
-	t.Helper()
-	if !strings.Contains(","+os.Getenv("KILN_E2E")+",", ","+name+",") {
-		t.Skipf("KILN_E2E does not name %s", name)
-	}
-}
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -82,7 +75,7 @@ runs:
 // this machine, from the plan to a published folder, its index and its pages. Only the actions of
 // GitHub itself are stand-ins.
 func TestE2EWorkflow(t *testing.T) {
-	e2e(t, "workflow")
+	kilntest.NeedE2E(t, "workflow")
 	repo := t.TempDir()
 	must(t, os.CopyFS(repo, os.DirFS(filepath.Join("..", "examples", "hello-cuda"))))
 	for _, name := range []string{"dist", ".kiln"} {
@@ -104,7 +97,7 @@ func TestE2EWorkflow(t *testing.T) {
 // TestE2EWorkflowFailure: of two rows one fails. The other is published, and the notes of the
 // release say why the one is missing.
 func TestE2EWorkflowFailure(t *testing.T) {
-	e2e(t, "workflow")
+	kilntest.NeedE2E(t, "workflow")
 	repo := t.TempDir()
 	const yml = `packages:
   demo:

@@ -1,44 +1,16 @@
 package workflow_test
 
 import (
-	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/workflow"
 )
-
-// update rewrites the golden files: go test ./workflow -update.
-var update = flag.Bool("update", false, "rewrite the golden files")
-
-// golden compares a text with a file of testdata.
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", filepath.FromSlash(name))
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, got, 0o666); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(strings.ReplaceAll(string(want), "\r\n", "\n"), string(got)); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
-}
 
 // actionlint is the checker of workflows, built from dev/tools/go.mod.
 func actionlint(t *testing.T) string {
@@ -125,7 +97,7 @@ func TestWorkflow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, name+".yml", got)
+			kilntest.Golden(t, "testdata/"+name+".yml", got)
 			lint(t, program, name+".yml", got)
 			checkWorkflow(t, string(got))
 		})
@@ -183,7 +155,7 @@ func TestWorkflowJobs(t *testing.T) {
 		}
 		out.WriteString(j.ID + "=" + strings.ReplaceAll(matrix, "},{", "},\n{") + "\n")
 	}
-	golden(t, "exllamav2.matrix", []byte(out.String()))
+	kilntest.Golden(t, "testdata/exllamav2.matrix", []byte(out.String()))
 }
 
 // TestWorkflowSplit: more rows than GitHub takes become several jobs, and none gets lost.

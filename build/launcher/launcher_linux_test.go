@@ -354,7 +354,7 @@ func children(pid int) []int {
 func TestLauncherKill(t *testing.T) {
 	b := newBench(t)
 	rounds := 2
-	if slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "share") {
+	if kilntest.E2E("share") {
 		rounds = 50
 	}
 	began := time.Now()

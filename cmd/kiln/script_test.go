@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -23,11 +22,6 @@ import (
 	children "github.com/kiln-build/kiln/internal/run"
 )
 
-// update rewrites what the scripts compare with cmp:
-//
-//	go test ./cmd/kiln -run TestScripts -update
-var update = flag.Bool("update", false, "rewrite the expected output in testdata/script")
-
 func TestMain(m *testing.M) {
 	launcher.Main()
 	children.Main()
@@ -39,7 +33,7 @@ func TestMain(m *testing.M) {
 // TestScripts runs testdata/script/*.txtar. Besides the commands of testscript they
 // have those of scriptCommands; $EXAMPLES is the folder of the examples and $PLATFORM
 // what Go calls this one. Where the condition python holds, kiln finds a Python of the
-// version $PYTHON, whose tag is $CPTAG.
+// version $PYTHON, whose tag is $CPTAG. With -update, what the scripts compare with cmp is written.
 func TestScripts(t *testing.T) {
 	examples, err := filepath.Abs(filepath.Join("..", "..", "examples"))
 	if err != nil {
@@ -59,7 +53,7 @@ func TestScripts(t *testing.T) {
 	cudaRoot := sharingTools(t, python)
 	testscript.Run(t, testscript.Params{
 		Dir:                 filepath.Join("testdata", "script"),
-		UpdateScripts:       *update,
+		UpdateScripts:       kilntest.Update(),
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds:                scriptCommands,

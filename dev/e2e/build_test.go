@@ -20,15 +20,14 @@ import (
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 )
 
 // needBuild skips unless make e2e-build runs the tests, and fails there without the images.
 func needBuild(t *testing.T, images ...string) {
 	t.Helper()
-	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "build") {
-		t.Skip("KILN_E2E does not name build")
-	}
+	kilntest.NeedE2E(t, "build")
 	if runtime.GOOS != "linux" {
 		t.Fatal("needs Linux")
 	}

@@ -10,11 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/kiln-build/kiln/build/sandbox"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -61,9 +61,7 @@ const include = `-I"$(python3 -c 'import sysconfig; print(sysconfig.get_path("in
 // TestImages compiles a module in every devel image and imports it in the runtime image that
 // belongs to it.
 func TestImages(t *testing.T) {
-	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "images") {
-		t.Skip("KILN_E2E does not name images")
-	}
+	kilntest.NeedE2E(t, "images")
 	for _, test := range []struct {
 		devel, runtime string
 		python         string
@@ -135,9 +133,7 @@ load("kiln_probe", ["torch.cpp", "device.cu"], build_directory=".", with_cuda=Tr
 // TestNetwork installs from the package index inside a container, by a command and by a setup, with
 // the certificates and the index of this machine.
 func TestNetwork(t *testing.T) {
-	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "images") {
-		t.Skip("KILN_E2E does not name images")
-	}
+	kilntest.NeedE2E(t, "images")
 	var env []string
 	for _, key := range []string{"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"} {
 		if value := os.Getenv(key); value != "" {

@@ -26,9 +26,7 @@ import (
 // needShare skips unless make e2e-share runs the tests, and returns a kiln for the environments.
 func needShare(t *testing.T) string {
 	t.Helper()
-	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "share") {
-		t.Skip("KILN_E2E does not name share")
-	}
+	kilntest.NeedE2E(t, "share")
 	program := filepath.Join(t.TempDir(), "kiln")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../../cmd/kiln")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -18,15 +18,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-)
 
-// needToolchain skips unless the environment names the test.
-func needToolchain(t *testing.T, name string) {
-	t.Helper()
-	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), name) {
-		t.Skip("KILN_E2E does not name " + name)
-	}
-}
+	"github.com/kiln-build/kiln/internal/kilntest"
+)
 
 // vessel is a container that lives through several commands, as a machine does.
 type vessel struct {
@@ -186,7 +180,7 @@ func (v *vessel) jit(before, spec string) (ids []string, fix string) {
 // TestE2EToolchain: machines that each lack one thing. The diagnosis names it, and the first fix
 // that is printed, when it is run, makes the module work.
 func TestE2EToolchain(t *testing.T) {
-	needToolchain(t, "toolchain")
+	kilntest.NeedE2E(t, "toolchain")
 	kiln := buildKiln(t)
 	nvidia := ""
 	if found, err := filepath.Glob(filepath.Join("..", ".cache", "venv", "lib", "python*", "site-packages", "nvidia")); err == nil && len(found) > 0 {
@@ -292,7 +286,7 @@ func TestE2EToolchain(t *testing.T) {
 // TestE2EJITHIP compiles a module of HIP and C++ for two GPUs that this machine does not have, and
 // reads them from the result.
 func TestE2EJITHIP(t *testing.T) {
-	needToolchain(t, "jit-hip")
+	kilntest.NeedE2E(t, "jit-hip")
 	v := launch(t, buildKiln(t), "trixie-hip", "--env", "KILN_CACHE_DIR=/cache")
 	const both = "export PYTORCH_ROCM_ARCH='gfx90a;gfx1030'"
 	if ids, _ := v.jit(both, "hip.yml"); len(ids) > 0 {
@@ -341,7 +335,7 @@ func TestE2EJITHIP(t *testing.T) {
 // 2.6, and refused with torch 2.5, where the symbol that is named is the one that importing it
 // fails on. Both are PyPI's.
 func TestE2EJITPrebuilt(t *testing.T) {
-	needToolchain(t, "jit-prebuilt")
+	kilntest.NeedE2E(t, "jit-prebuilt")
 	kiln := buildKiln(t)
 	wheels := t.TempDir()
 	type result struct {
@@ -411,7 +405,7 @@ prebuilt: false
 // TestE2EJITExLlamaV2 compiles the extension of exllamav2, of which KILN_EXLLAMAV2 is a checkout,
 // for one GPU, asked for by eight processes at once; then asks again.
 func TestE2EJITExLlamaV2(t *testing.T) {
-	needToolchain(t, "jit-exllamav2")
+	kilntest.NeedE2E(t, "jit-exllamav2")
 	source := os.Getenv("KILN_EXLLAMAV2")
 	if source == "" {
 		t.Fatal("KILN_EXLLAMAV2 is not set: it names a checkout of exllamav2")

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // windowsReport is what the tests look at of kiln doctor --json.
@@ -26,7 +28,7 @@ type windowsReport struct {
 // that are only as real as a search for them can tell: folders, a registry key, programs that print
 // one answer.
 func TestE2EWine(t *testing.T) {
-	needToolchain(t, "wine")
+	kilntest.NeedE2E(t, "wine")
 	dir := t.TempDir()
 	for name, pkg := range map[string]string{"kiln.exe": "../../cmd/kiln", "answer.exe": "./testdata/wine/answer.go", "machine.test.exe": ""} {
 		args := []string{"build", "-o", filepath.Join(dir, name), pkg}

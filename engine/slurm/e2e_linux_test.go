@@ -21,6 +21,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // e2e is a project that kiln builds on the cluster of dev/scripts/e2e-slurm.sh.
@@ -34,9 +35,7 @@ type e2e struct {
 // needE2E skips unless make e2e-slurm runs the test.
 func needE2E(t *testing.T) (cluster string) {
 	t.Helper()
-	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "slurm") {
-		t.Skip("KILN_E2E does not name slurm")
-	}
+	kilntest.NeedE2E(t, "slurm")
 	cluster = os.Getenv("KILN_SLURM_CLUSTER")
 	if cluster == "" {
 		t.Fatal("KILN_SLURM_CLUSTER is not set: run `make e2e-slurm`")

@@ -174,7 +174,7 @@ func Environment() []string {
 // E2E reports whether KILN_E2E names "index": then all clients are installed from PyPI into
 // .cache/e2e-index and do everything, and processes are killed a hundred times.
 func E2E() bool {
-	return slices.Contains(strings.FieldsFunc(os.Getenv("KILN_E2E"), func(r rune) bool { return r == ',' || r == ' ' }), "index")
+	return kilntest.E2E("index")
 }
 
 // Scale returns how often to do something, in ordinary tests and in those of KILN_E2E.

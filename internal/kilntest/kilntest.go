@@ -41,3 +41,16 @@ func WaitForPort(t testing.TB, port int, server string) {
 		}
 	}
 }
+
+// E2E reports whether KILN_E2E, a comma list, names an end-to-end suite.
+func E2E(suite string) bool {
+	return slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), suite)
+}
+
+// NeedE2E skips a test unless KILN_E2E names its suite.
+func NeedE2E(t testing.TB, suite string) {
+	t.Helper()
+	if !E2E(suite) {
+		t.Skip("KILN_E2E does not name " + suite)
+	}
+}

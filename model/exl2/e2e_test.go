@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,14 +21,11 @@ import (
 var (
 	e2eCases = flag.Int("exl2.cases", 1000, "random models that are compared with the reference")
 	e2eSeed  = flag.Uint64("exl2.seed", 1_000_000, "seed of the first of them")
-	update   = flag.Bool("update", false, "rewrite testdata/golden.json from the reference (needs KILN_E2E=model)")
 )
 
 func needE2E(t *testing.T) {
 	t.Helper()
-	if !slices.Contains(strings.FieldsFunc(os.Getenv("KILN_E2E"), func(r rune) bool { return r == ',' || r == ' ' }), "model") {
-		t.Skip("KILN_E2E does not name model")
-	}
+	kilntest.NeedE2E(t, "model")
 }
 
 // reference is the Python program, answering one request after the other.

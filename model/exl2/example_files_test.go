@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // TestExampleFiles keeps examples/tiny-exl2 what the fixture maker makes of its seed; -update
@@ -35,7 +37,7 @@ func TestExampleFiles(t *testing.T) {
 	}
 	for name, from := range map[string]string{"work": fx.work, "work/out_tensor": filepath.Join(fx.work, "out_tensor"), "model": fx.model} {
 		to := filepath.Join(example, filepath.FromSlash(name))
-		if *update {
+		if kilntest.Update() {
 			if err := os.RemoveAll(to); err != nil {
 				t.Fatal(err)
 			}

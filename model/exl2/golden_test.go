@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // goldenCase is a fixture and the SHA-256 of every file that the reference makes of it.
@@ -84,7 +86,7 @@ func hashDir(t testing.TB, dir string) map[string]string {
 // TestGolden compares the compatible mode with digests of what the reference implementation wrote.
 func TestGolden(t *testing.T) {
 	path := filepath.Join("testdata", "golden.json")
-	if *update {
+	if kilntest.Update() {
 		needE2E(t)
 		ref := startReference(t)
 		cases := goldenCases()
@@ -105,9 +107,7 @@ func TestGolden(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		kilntest.WriteGolden(t, path, append(data, '\n'))
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -223,24 +223,23 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 	return state, units, nil
 }
 
-// sideFiles makes what goes with a wheel.
+// sideFiles makes what goes with a wheel: its papers, then the statement that names them.
 func sideFiles(u *Unit, opts *StatementOptions) ([]LocalFile, error) {
 	metadata, err := readMetadata(u.File.Path)
 	if err != nil {
 		return nil, err
 	}
 	file := record.File{Name: u.File.Name, SHA256: u.File.SHA256, Size: u.File.Size}
-	statement, err := NewStatement(u.Record, file, opts)
-	if err != nil {
-		return nil, err
-	}
 	sbom, err := NewSBOM(u.Record, file, opts)
 	if err != nil {
 		return nil, err
 	}
-	return []LocalFile{
-		dataFile(u.File.Name+metadataSuffix, metadata), dataFile(u.File.Name+provenanceSuffix, statement), dataFile(u.File.Name+sbomSuffix, sbom),
-	}, nil
+	papers := []LocalFile{dataFile(u.File.Name+metadataSuffix, metadata), dataFile(u.File.Name+sbomSuffix, sbom)}
+	statement, err := NewStatement(u.Record, file, papers, opts)
+	if err != nil {
+		return nil, err
+	}
+	return append(papers, dataFile(u.File.Name+provenanceSuffix, statement)), nil
 }
 
 func dataFile(name string, data []byte) LocalFile {
@@ -255,10 +254,19 @@ func readMetadata(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer w.Close()
-	f, err := w.OpenFile(w.DistInfo() + "/METADATA")
+	return readMember(w, "METADATA")
+}
+
+// readMember returns a file of the dist-info folder of a wheel.
+func readMember(w *wheel.Reader, name string) ([]byte, error) {
+	f, err := w.OpenFile(w.DistInfo() + "/" + name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return io.ReadAll(f)
+	text, err := io.ReadAll(io.LimitReader(f, maxSmall+1))
+	if err == nil && len(text) > maxSmall {
+		err = fmt.Errorf("%s has more than %d bytes", name, maxSmall)
+	}
+	return text, err
 }

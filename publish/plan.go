@@ -275,6 +275,7 @@ func (d *differ) unit(u *Unit) error {
 		}
 	}
 	// What goes with a file comes first: who sees the file finds it complete.
+	other := d.papersOfAnother(main.Tag, side)
 	for _, f := range side {
 		a := Action{Do: DoUpload, Tag: main.Tag, File: f, Unit: u.File.Name}
 		if main.Do == DoRefuse {
@@ -294,12 +295,28 @@ func (d *differ) unit(u *Unit) error {
 				a.Do, a.Why = DoPresent, "the first one stays"
 			}
 		} else if main.Do != DoUpload {
-			d.count[main.Tag]++
+			if other != "" && main.Do != DoReplace && !strings.HasSuffix(f.Name, metadataSuffix) {
+				a.Do, a.Why = DoRefuse, "it is missing there, and "+other+" is of another build, with which this one does not go; put the first one back"
+			} else {
+				d.count[main.Tag]++
+			}
 		}
 		d.add(a)
 	}
 	d.add(main)
 	return nil
+}
+
+// papersOfAnother returns the name of a paper that is published with other bytes than ours. A
+// statement and the papers that it names by their hashes go together, so none of them is added to
+// those of another build. The metadata follow from the wheel alone.
+func (d *differ) papersOfAnother(tag string, side []LocalFile) string {
+	for _, f := range side {
+		if at, have := d.find(f.Name); have != nil && at == tag && have.SHA256 != f.SHA256 && !strings.HasSuffix(f.Name, metadataSuffix) {
+			return f.Name
+		}
+	}
+	return ""
 }
 
 // place chooses the release for n new files.

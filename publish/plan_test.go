@@ -1,6 +1,7 @@
 package publish_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 	"github.com/kiln-build/kiln/internal/kilntest"
+	"github.com/kiln-build/kiln/internal/sign"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/publish/publishtest"
@@ -334,37 +336,78 @@ func TestRetryWaits(t *testing.T) {
 	})
 }
 
+// papers are a wheel of a project in a folder of its own, with all that is published with it.
+type papers struct {
+	built *record.Record
+	wheel string // its path
+	row   string
+}
+
+func (p *papers) write(t *testing.T, suffix string, text []byte) {
+	t.Helper()
+	must(t, os.WriteFile(p.wheel+suffix, text, 0o666))
+}
+
+func newPapers(t *testing.T, opts publish.StatementOptions) *papers {
+	t.Helper()
+	project := publishtest.NewProject(t, publishtest.Document, 10)
+	opts.Version = "test"
+	inv, err := publish.ReadInventory(t.Context(), project.Dist, project.Plan.Rows, publish.InventoryOptions{Statement: opts})
+	must(t, err)
+	u := inv.Units[0]
+	p := &papers{built: u.Record, wheel: filepath.Join(t.TempDir(), u.File.Name), row: u.Row.ID}
+	data, err := os.ReadFile(u.File.Path)
+	must(t, err)
+	p.write(t, "", data)
+	if len(u.Side) != 3 {
+		t.Fatalf("%d files go with the wheel, want 3", len(u.Side))
+	}
+	for _, f := range u.Side {
+		p.write(t, strings.TrimPrefix(f.Name, u.File.Name), f.Data)
+	}
+	return p
+}
+
+func trust(t *testing.T, paths ...string) *sign.Trust {
+	t.Helper()
+	out := &sign.Trust{}
+	for _, path := range paths {
+		public, err := sign.ReadPublicKey(path)
+		must(t, err)
+		k, err := sign.NewTrustedKey(filepath.Base(path), public)
+		must(t, err)
+		out.Add(k)
+	}
+	return out
+}
+
 func TestProvenance(t *testing.T) {
 	dir := t.TempDir()
 	private, public := publishtest.Keys(t, dir, "a")
 	_, stranger := publishtest.Keys(t, dir, "b")
-	key, err := publish.ReadPrivateKey(private)
+	key, err := sign.ReadPrivateKey(private)
 	must(t, err)
-	pub, err := publish.ReadPublicKey(public)
-	must(t, err)
-	wrong, err := publish.ReadPublicKey(stranger)
-	must(t, err)
-	p := publishtest.NewProject(t, publishtest.Document, 10)
-	built, err := record.Read(p.Dist, p.Plan.Rows[0].ID)
-	must(t, err)
-	plain, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test"})
+	p := newPapers(t, publish.StatementOptions{})
+	plain, err := os.ReadFile(p.wheel + ".intoto.jsonl")
 	must(t, err)
 	kilntest.Golden(t, "testdata/statement.jsonl", plain)
-	again, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test"})
+	sbom, err := os.ReadFile(p.wheel + ".cdx.json")
+	must(t, err)
+	kilntest.Golden(t, "testdata/sbom.cdx.json", sbom)
+	again, err := os.ReadFile(newPapers(t, publish.StatementOptions{}).wheel + ".intoto.jsonl")
 	must(t, err)
 	if string(plain) != string(again) {
 		t.Error("equal records give different statements")
 	}
-	sbom, err := publish.NewSBOM(built, built.Files[0], &publish.StatementOptions{Version: "test"})
+	when := time.Date(2026, 9, 1, 0, 0, 0, 0, time.UTC)
+	signed, err := publish.NewStatement(p.built, p.built.Files[0], nil, &publish.StatementOptions{Version: "test", Key: key, Signed: when})
 	must(t, err)
-	kilntest.Golden(t, "testdata/sbom.cdx.json", sbom)
-	signed, err := publish.NewStatement(built, built.Files[0], &publish.StatementOptions{Version: "test", Key: key})
-	must(t, err)
-	if _, signer, err := publish.ParseStatement(signed, wrong, pub); err != nil || signer != publish.KeyID(pub) {
-		t.Errorf("signed by %q, %v", signer, err)
+	both := trust(t, stranger, public)
+	if _, signer, err := publish.ParseStatement(signed, both); err != nil || signer.Name != "a.pub" {
+		t.Errorf("signed by %v, %v", signer, err)
 	}
 	for name, text := range map[string][]byte{"another key": signed, "no signature": plain} {
-		if _, _, err := publish.ParseStatement(text, wrong); !errors.Is(err, publish.ErrSignature) {
+		if _, _, err := publish.ParseStatement(text, trust(t, stranger)); !errors.Is(err, sign.ErrSignature) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -372,32 +415,133 @@ func TestProvenance(t *testing.T) {
 	for i := range signed {
 		changed := append([]byte{}, signed...)
 		changed[i] ^= 1
-		if s, _, err := publish.ParseStatement(changed, pub); err == nil {
-			want, _, _ := publish.ParseStatement(signed, pub)
+		if s, _, err := publish.ParseStatement(changed, both); err == nil {
+			want, _, _ := publish.ParseStatement(signed, both)
 			if diff := cmp.Diff(want, s); diff != "" {
 				t.Errorf("byte %d changed unnoticed:\n%s", i, diff)
 			}
 		}
 	}
-	// A wheel beside its papers.
-	name := built.Files[0].Name
-	wheel := filepath.Join(dir, name)
-	data, err := os.ReadFile(filepath.Join(p.Dist, name))
-	must(t, err)
-	must(t, os.WriteFile(wheel, data, 0o666))
-	must(t, os.WriteFile(wheel+".intoto.jsonl", signed, 0o666))
-	must(t, os.WriteFile(wheel+".cdx.json", sbom, 0o666))
 	verdict := func() *publish.Verdict {
-		v, err := publish.Verify(t.Context(), wheel, publish.VerifyOptions{Keys: nil})
+		v, err := publish.Verify(t.Context(), p.wheel, publish.VerifyOptions{})
 		must(t, err)
 		return v
 	}
-	if v := verdict(); !v.OK() || !v.Signed || v.Row != p.Plan.Rows[0].ID || v.Test != "passed" || v.SBOM == "" {
+	if v := verdict(); !v.OK() || v.Signed || v.Row != p.row || v.Test != "passed" || v.SBOM == "" || len(v.Notes) > 0 {
 		t.Errorf("verdict %+v", v)
 	}
-	must(t, os.WriteFile(wheel, append(data, 0), 0o666))
+	data, err := os.ReadFile(p.wheel)
+	must(t, err)
+	p.write(t, "", append(data, 0))
 	if v := verdict(); len(v.Problems) != 3 {
 		t.Errorf("a changed wheel: %q, want that it cannot be read, and that provenance and bill of materials are of others", v.Problems)
+	}
+}
+
+// TestSignedPapers: what goes with a wheel is in the signed statement, so that it can be neither
+// changed nor emptied nor deleted unnoticed.
+func TestSignedPapers(t *testing.T) {
+	private, public := publishtest.Keys(t, t.TempDir(), "a")
+	key, err := sign.ReadPrivateKey(private)
+	must(t, err)
+	for _, tt := range []struct{ suffix, change, want string }{
+		{"", "", ""},
+		{".cdx.json", "changed", "the bill of materials was changed"},
+		{".cdx.json", "emptied", "the bill of materials was changed"},
+		{".cdx.json", "deleted", "the bill of materials is missing"},
+		{".metadata", "changed", "the metadata was changed"},
+		{".metadata", "emptied", "the metadata was changed"},
+		{".metadata", "deleted", "the metadata is missing"},
+	} {
+		p := newPapers(t, publish.StatementOptions{Key: key, Signed: time.Now()})
+		name := p.wheel + tt.suffix
+		text, err := os.ReadFile(name)
+		must(t, err)
+		switch tt.change {
+		case "changed": // still a valid file about the same wheel
+			p.write(t, tt.suffix, bytes.Replace(text, []byte("numpy"), []byte("dumpy"), 1))
+			if tt.suffix == ".metadata" {
+				p.write(t, tt.suffix, append(text, "Requires-Dist: evil\n"...))
+			}
+		case "emptied":
+			p.write(t, tt.suffix, nil)
+		case "deleted":
+			must(t, os.Remove(name))
+		}
+		for _, keys := range []*sign.Trust{nil, trust(t, public)} {
+			v, err := publish.Verify(t.Context(), p.wheel, publish.VerifyOptions{Trust: keys})
+			must(t, err)
+			if tt.want == "" {
+				if !v.OK() || keys != nil && v.SignerName != "a.pub" {
+					t.Errorf("nothing changed: %+v", v)
+				}
+			} else if len(v.Problems) != 1 || !strings.HasPrefix(v.Problems[0], tt.want) {
+				t.Errorf("%s %s: %q, want %q", tt.suffix, tt.change, v.Problems, tt.want)
+			}
+		}
+	}
+}
+
+// TestEarlyStatements: statements of before know the wheel alone. That is said, and what follows from
+// the wheel is still checked.
+func TestEarlyStatements(t *testing.T) {
+	p := newPapers(t, publish.StatementOptions{})
+	early, err := publish.NewStatement(p.built, p.built.Files[0], nil, &publish.StatementOptions{Version: "test"})
+	must(t, err)
+	p.write(t, ".intoto.jsonl", early)
+	verdict := func() *publish.Verdict {
+		v, err := publish.Verify(t.Context(), p.wheel, publish.VerifyOptions{})
+		must(t, err)
+		return v
+	}
+	if v := verdict(); !v.OK() || len(v.Notes) != 1 || !strings.Contains(v.Notes[0], ".metadata and ") || !strings.Contains(v.Notes[0], "early version") {
+		t.Errorf("%+v", v)
+	}
+	p.write(t, ".metadata", []byte("Metadata-Version: 2.1\n"))
+	if v := verdict(); len(v.Problems) != 1 || !strings.Contains(v.Problems[0], "not the one in the wheel") {
+		t.Errorf("other metadata: %q", v.Problems)
+	}
+	must(t, os.Remove(p.wheel+".metadata"))
+	must(t, os.Remove(p.wheel+".cdx.json"))
+	if v := verdict(); !v.OK() || len(v.Notes) != 0 {
+		t.Errorf("no papers: %+v", v)
+	}
+}
+
+// TestPapersOfAnotherBuild: a statement names its papers by their hashes. Those of another build are
+// never mixed with what is published.
+func TestPapersOfAnotherBuild(t *testing.T) {
+	project := publishtest.NewProject(t, publishtest.Document, 10)
+	read := func(version string) *publish.Inventory {
+		inv, err := publish.ReadInventory(t.Context(), project.Dist, project.Plan.Rows[:1], publish.InventoryOptions{Statement: publish.StatementOptions{Version: version}})
+		must(t, err)
+		return inv
+	}
+	u := read("first").Units[0]
+	for _, tt := range []struct{ version, gone, want string }{
+		{"first", ".cdx.json", publish.DoUpload},
+		{"first", ".intoto.jsonl", publish.DoUpload},
+		{"second", ".cdx.json", publish.DoRefuse},
+		{"second", ".intoto.jsonl", publish.DoRefuse},
+		{"second", ".metadata", publish.DoUpload},
+	} {
+		there := publish.Release{Tag: "v1.0", Created: time.Now(), Files: []publish.RemoteFile{remote(u.File)}}
+		for _, f := range u.Side {
+			if !strings.HasSuffix(f.Name, tt.gone) {
+				there.Files = append(there.Files, remote(f))
+			}
+		}
+		plan, err := publish.NewPlan("test", publish.Limits{}, read(tt.version), []publish.Release{there}, publish.PlanOptions{})
+		must(t, err)
+		for _, a := range plan.Actions {
+			want := publish.DoPresent
+			if strings.HasSuffix(a.File.Name, tt.gone) {
+				want = tt.want
+			}
+			if a.Do != want {
+				t.Errorf("%s without %s: %s %s, want %s", tt.version, tt.gone, a.Do, a.File.Name, want)
+			}
+		}
 	}
 }
 
@@ -406,7 +550,7 @@ func FuzzStatement(f *testing.F) {
 	f.Add([]byte(`{"payloadType":"application/vnd.in-toto+json","payload":"e30=","signatures":[]}`))
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(_ *testing.T, text []byte) {
-		if s, _, err := publish.ParseStatement(text); err == nil && s == nil {
+		if s, _, err := publish.ParseStatement(text, nil); err == nil && s == nil {
 			panic("no statement and no error")
 		}
 	})

@@ -19,6 +19,7 @@ import (
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/internal/sign"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -109,6 +110,7 @@ func UpdateIndex(ctx context.Context, target Target, releases []Release, store *
 	if err != nil {
 		return nil, nil, err
 	}
+	var bad []index.Problem
 	listed := func(yield func(index.File, error) bool) {
 		for _, r := range releases {
 			if r.Created.IsZero() {
@@ -119,13 +121,18 @@ func UpdateIndex(ctx context.Context, target Target, releases []Release, store *
 					continue
 				}
 				entry, err := indexEntry(ctx, target, &r, f, catalog)
+				if problem, ok := errors.AsType[index.Problem](err); ok {
+					bad = append(bad, problem)
+					continue
+				}
 				if !yield(entry, err) || err != nil {
 					return
 				}
 			}
 		}
 	}
-	return store.AddListed(ctx, iter.Seq2[index.File, error](listed), index.AddOptions{Config: config})
+	changes, problems, err := store.AddListed(ctx, iter.Seq2[index.File, error](listed), index.AddOptions{Config: config})
+	return changes, append(bad, problems...), err
 }
 
 // indexEntry says what the index has to know of a published file.
@@ -152,29 +159,54 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 	if !strings.HasSuffix(f.Name, ".whl") {
 		return out, nil
 	}
-	if side := r.File(f.Name + metadataSuffix); side != nil {
-		text, err := readSmall(ctx, target, r.Tag, side.Name)
-		if err != nil {
-			return out, err
-		}
-		m, err := wheel.ParseMetadata(text)
-		if err != nil {
-			return out, fmt.Errorf("%s: %w", side.Name, err)
-		}
-		local := dataFile(side.Name, text)
-		if out.Metadata, err = index.ParseDigest(local.SHA256); err != nil {
-			return out, err
-		}
-		out.RequiresPython = m.RequiresPython()
-	}
+	var said []sign.Subject
 	if side := r.File(f.Name + provenanceSuffix); side != nil {
 		text, err := readSmall(ctx, target, r.Tag, side.Name)
 		if err != nil {
 			return out, err
 		}
-		if s, _, err := ParseStatement(text); err == nil {
+		if s, _, err := ParseStatement(text, nil); err == nil {
 			out.Arch, out.Audit = statementFacts(s)
+			said = s.Subject
 		}
+	}
+	// What the statement says of the wheel and its papers must be so, or the file is not listed.
+	differs := func(name, sum string) error {
+		if s := sign.Find(said, name); s != nil && s.Digest["sha256"] != sum {
+			return index.Problem{Filename: f.Name, Err: fmt.Errorf("%s has the sha256 %s, its provenance says %s", name, sum, s.Digest["sha256"])}
+		}
+		return nil
+	}
+	if err := differs(f.Name, sum); err != nil {
+		return out, err
+	}
+	for _, p := range paperNames {
+		side := r.File(f.Name + p.suffix)
+		if side == nil {
+			if sign.Find(said, f.Name+p.suffix) != nil {
+				return out, index.Problem{Filename: f.Name, Err: fmt.Errorf("its provenance names %s, which is not there", f.Name+p.suffix)}
+			}
+			continue
+		}
+		text, err := readSmall(ctx, target, r.Tag, side.Name)
+		if err != nil {
+			return out, err
+		}
+		local := dataFile(side.Name, text)
+		if err := differs(side.Name, local.SHA256); err != nil {
+			return out, err
+		}
+		if p.suffix != metadataSuffix {
+			continue
+		}
+		m, err := wheel.ParseMetadata(text)
+		if err != nil {
+			return out, fmt.Errorf("%s: %w", side.Name, err)
+		}
+		if out.Metadata, err = index.ParseDigest(local.SHA256); err != nil {
+			return out, err
+		}
+		out.RequiresPython = m.RequiresPython()
 	}
 	return out, nil
 }

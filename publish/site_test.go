@@ -126,3 +126,42 @@ func TestGitHubLimits(t *testing.T) {
 		}
 	}
 }
+
+// TestIndexPapers: a wheel whose papers are not those that its statement names is not listed, and does
+// not keep the others out.
+func TestIndexPapers(t *testing.T) {
+	for _, tt := range []struct{ suffix, change, want string }{
+		{".metadata", "changed", "its provenance says"},
+		{".cdx.json", "changed", "its provenance says"},
+		{".metadata", "deleted", "which is not there"},
+		{".cdx.json", "deleted", "which is not there"},
+	} {
+		dir := t.TempDir()
+		target, err := publish.NewDir(dir, publish.DirOptions{URL: "https://wheels.example.org/"})
+		must(t, err)
+		inv := publishtest.NewProject(t, publishtest.Document, 10).Inventory(t)
+		result, err := publish.Run(t.Context(), target, inv, publish.Options{Owner: "tester"})
+		must(t, err)
+		wheel := inv.Units[0].File.Name
+		name := filepath.Join(dir, result.Releases[0].Tag, wheel+tt.suffix)
+		if tt.change == "changed" {
+			must(t, os.WriteFile(name, []byte("Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n"), 0o666))
+		} else {
+			must(t, os.Remove(name))
+		}
+		store, err := index.Open(filepath.Join(t.TempDir(), "site"), index.StoreOptions{})
+		must(t, err)
+		releases, err := target.List(t.Context(), func(string) bool { return true })
+		must(t, err)
+		_, problems, err := publish.UpdateIndex(t.Context(), target, releases, store, nil)
+		must(t, err)
+		if len(problems) != 1 || problems[0].Filename != wheel || !strings.Contains(problems[0].Error(), tt.want) {
+			t.Errorf("%s %s: %v, want %q of %s", tt.suffix, tt.change, problems, tt.want, wheel)
+		}
+		catalog, err := store.Catalog(t.Context())
+		must(t, err)
+		if catalog.Project("demo") == nil || catalog.Project("demo").File(wheel) != nil {
+			t.Errorf("%s %s: the index has the wheel, or none of the others", tt.suffix, tt.change)
+		}
+	}
+}

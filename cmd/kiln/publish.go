@@ -51,7 +51,7 @@ func (f *publishingFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.reason, "reason", "", "why files are replaced, for the release's log of changes")
 	flags.BoolVar(&f.untested, "allow-untested", false, "publish also what could not be tested, as its test needs a GPU")
 	flags.BoolVar(&f.stealing, "steal-lock", false, "take the lock of a publisher that is known to be gone")
-	flags.StringVar(&f.key, "sign-key", "", "a `file` with an Ed25519 key to sign provenance with")
+	flags.StringVar(&f.key, "sign-key", "", "a `file` with an Ed25519 key to sign provenance with; - reads it from the standard input")
 	flags.BoolVar(&f.noSide, "no-provenance", false, "publish distributions alone, without metadata, provenance and bill of materials")
 	flags.StringVar(&f.site, "index", "", "the `folder` of the index to bring up to date (default: publish.index.dir of packages.yml)")
 	flags.BoolVar(&f.noIndex, "no-index", false, "leave the index alone")
@@ -169,14 +169,14 @@ func (p *publication) inventory(ctx context.Context) (*publish.Inventory, error)
 	dist := cmp.Or(p.flags.dist, filepath.Join(p.dir, "dist"))
 	opts := publish.InventoryOptions{
 		Untested: p.flags.untested || p.settings.Untested, Skipped: p.planned.plan.Skipped, NoSide: p.flags.noSide, Failures: map[string]string{},
-		Statement: publish.StatementOptions{Version: kilnVersion()},
+		Statement: publish.StatementOptions{Version: kilnVersion(), Signed: time.Now()},
 	}
 	if os.Getenv("GITHUB_RUN_ID") != "" {
 		opts.Statement.Builder = owner()
 	}
 	if p.flags.key != "" {
 		var err error
-		if opts.Statement.Key, err = publish.ReadPrivateKey(p.flags.key); err != nil {
+		if opts.Statement.Key, err = p.readSigningKey(p.flags.key); err != nil {
 			return nil, fmt.Errorf("--sign-key: %w", err)
 		}
 	}

@@ -113,9 +113,9 @@ func StartWriteback(f *os.File, off, n int64) {
 	}
 }
 
-// SHA256 returns the SHA-256 of a file, in hexadecimal, and its size.
+// SHA256 returns the SHA-256 of a file, in hexadecimal, and its size. It opens by the rules of [Open].
 func SHA256(path string) (sum string, size int64, err error) {
-	f, err := os.Open(path)
+	f, err := Open(path)
 	if err != nil {
 		return "", 0, err
 	}

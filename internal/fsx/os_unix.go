@@ -87,3 +87,6 @@ func retry(op func() error) error {
 		}
 	}
 }
+
+// openNonblock keeps open(2) from waiting for the other end of a pipe.
+const openNonblock = unix.O_NONBLOCK

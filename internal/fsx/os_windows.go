@@ -76,3 +76,5 @@ func freeSpace(path string) (int64, error) {
 	}
 	return int64(min(available, 1<<63-1)), nil
 }
+
+const openNonblock = 0

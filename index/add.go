@@ -286,7 +286,7 @@ func (s *Store) accept(ctx context.Context, candidates map[string][]*candidate, 
 			changes, place, updated = nil, nil, nil
 		}
 		for _, c := range place {
-			if err := s.place(c); err != nil {
+			if err := u.place(c); err != nil {
 				return err
 			}
 		}
@@ -653,8 +653,12 @@ func (c *candidate) readSdist(ctx context.Context, r io.ReaderAt, size int64) er
 }
 
 // place puts a file and its metadata into the index, before anything lists it.
-func (s *Store) place(c *candidate) error {
+func (u *update) place(c *candidate) error {
+	s := u.store
 	path := filepath.Join(s.dir, filepath.FromSlash(c.file.HostedPath()))
+	if !exists(path) {
+		u.placed = append(u.placed, path)
+	}
 	dir := filepath.Dir(path)
 	if err := s.touch(dir); err != nil {
 		return err

@@ -694,9 +694,23 @@ func TestKill(t *testing.T) {
 }
 
 // checkListed follows every link of every page, as an installer would, without looking into the
-// catalog.
+// catalog, and compares pages with their compressed twins.
 func checkListed(t *testing.T, dir string) {
 	t.Helper()
+	content, _ := snapshot(t, dir)
+	for name, twin := range content {
+		page, ok := strings.CutSuffix(name, ".gz")
+		if !ok || strings.HasPrefix(name, ".kiln/") || strings.HasPrefix(name, "files/") {
+			continue
+		}
+		z, err := gzip.NewReader(strings.NewReader(twin))
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if plain, err := io.ReadAll(z); err != nil || string(plain) != content[page] {
+			t.Errorf("%s is not the page beside it: %v", name, err)
+		}
+	}
 	pages, _ := filepath.Glob(filepath.Join(dir, "all", "simple", "*", "index.html"))
 	for _, page := range pages {
 		data, err := os.ReadFile(page)

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -43,13 +44,77 @@ type tree struct {
 	gz      *gzip.Writer
 	packed  bytes.Buffer
 	made    map[string]bool // folders that are there
+
+	// A staged tree writes everything under temporary names, which may fail for want of space, and
+	// gives all of it its names in publish.
+	staged  bool
+	steps   []step
+	at      map[string]string // temporary names of what publish puts somewhere
+	folders []string          // that it made
+}
+
+// step is one change that readers of pages see.
+type step struct {
+	from, to string // from is "" to remove to
 }
 
 func newTree(store *Store, durable bool, temp *atomic.Int64) *tree {
 	// Pages consist of hashes, which nothing compresses, and of repetition, which the first
 	// level finds: higher ones gain a few percent for several times the work.
 	gz, _ := gzip.NewWriterLevel(nil, 1) // the level is valid
-	return &tree{store: store, dir: store.dir, durable: durable, temp: temp, gz: gz, made: map[string]bool{}}
+	return &tree{store: store, dir: store.dir, durable: durable, temp: temp, gz: gz, made: map[string]bool{}, at: map[string]string{}}
+}
+
+// do makes a step, or in a staged tree keeps it for publish.
+func (t *tree) do(s step) error {
+	if t.staged {
+		t.steps = append(t.steps, s)
+		if s.from != "" {
+			t.at[s.to] = s.from
+		}
+		return nil
+	}
+	if err := t.store.touch(s.to); err != nil {
+		return err
+	}
+	if s.from == "" {
+		return os.Remove(s.to)
+	}
+	return os.Rename(s.from, s.to)
+}
+
+// publish makes the steps of a staged tree, which is an ordinary one from then on.
+func (t *tree) publish() error {
+	t.staged = false
+	synced := ""
+	for _, s := range t.steps {
+		if err := t.do(s); err != nil {
+			return err
+		}
+		dir := filepath.Dir(s.to)
+		if t.durable && synced != "" && synced != dir {
+			if err := fsx.SyncDir(synced); err != nil {
+				return err
+			}
+		}
+		synced = dir
+	}
+	t.steps, t.at = nil, map[string]string{}
+	if t.durable && synced != "" {
+		return fsx.SyncDir(synced)
+	}
+	return nil
+}
+
+// present is where the file that will be at path is now.
+func (t *tree) present(path string) string {
+	if temp, ok := t.at[path]; ok {
+		return temp
+	}
+	if temp, ok := t.at[filepath.Dir(path)]; ok {
+		return filepath.Join(temp, filepath.Base(path))
+	}
+	return path
 }
 
 // tempDir is where pages are written before they get their name. What a change that was cut short
@@ -108,7 +173,7 @@ func (t *tree) putFolder(rel, like string, pages []pageFile) error {
 			data []byte
 		}{{p.name, p.data}, {p.name + gzSuffix, p.packed}} {
 			path := filepath.Join(temp, f.name)
-			if like != "" && os.Link(filepath.Join(like, f.name), path) == nil {
+			if like != "" && os.Link(t.present(filepath.Join(like, f.name)), path) == nil {
 				continue
 			}
 			if err := os.WriteFile(path, f.data, 0o644); err != nil {
@@ -120,10 +185,7 @@ func (t *tree) putFolder(rel, like string, pages []pageFile) error {
 	if err := t.mkdir(filepath.Dir(dir)); err != nil {
 		return err
 	}
-	if err := t.store.touch(dir); err != nil {
-		return err
-	}
-	return os.Rename(temp, dir)
+	return t.do(step{temp, dir})
 }
 
 func (t *tree) putPages(dir, like string, pages []pageFile) error {
@@ -136,25 +198,32 @@ func (t *tree) putPages(dir, like string, pages []pageFile) error {
 			return err
 		}
 	}
-	if t.durable && t.written > before {
+	if t.durable && !t.staged && t.written > before {
 		return fsx.SyncDir(dir)
 	}
 	return nil
 }
 
-// put writes a page and its compressed twin into a folder. Each is compared by itself: a
-// change that was cut short may have written one of them only.
+// put writes a page and its compressed twin into a folder. Each is compared by itself: a change
+// that was cut short may have written one of them only. The old twin goes first, so that at no
+// moment there are two that differ: web servers send the page where there is no twin.
 func (t *tree) put(dir, like string, p *pageFile) error {
 	path, from := filepath.Join(dir, p.name), ""
 	if like != "" {
 		from = filepath.Join(like, p.name)
 	}
+	twin := isTwin(path+gzSuffix, p.data)
 	if !same(path, p.data) {
+		if !twin && exists(path+gzSuffix) {
+			if err := t.do(step{to: path + gzSuffix}); err != nil {
+				return err
+			}
+		}
 		if err := t.replace(path, from, p.data); err != nil {
 			return err
 		}
 	}
-	if isTwin(path+gzSuffix, p.data) {
+	if twin {
 		return nil
 	}
 	if err := t.pack(p); err != nil {
@@ -197,17 +266,14 @@ func same(path string, data []byte) bool {
 // replace makes data the content of path in one step, as a link to from if that is not "". What is
 // durable about it is the content; the folder has to be synced by the caller.
 func (t *tree) replace(path, from string, data []byte) error {
-	if err := t.store.touch(path); err != nil {
-		return err
-	}
 	t.written++
 	temp := t.tempPath()
-	if from == "" || os.Link(from, temp) != nil {
+	if from == "" || os.Link(t.present(from), temp) != nil {
 		if err := t.write(temp, data); err != nil {
 			return err
 		}
 	}
-	return os.Rename(temp, path)
+	return t.do(step{temp, path})
 }
 
 func (t *tree) write(path string, data []byte) error {
@@ -255,6 +321,7 @@ func (t *tree) mkdir(dir string) error {
 		return err
 	}
 	t.made[dir] = true
+	t.folders = append(t.folders, dir)
 	if t.durable {
 		return fsx.SyncDir(filepath.Dir(dir))
 	}
@@ -272,7 +339,7 @@ func (t *tree) removePages(rel string) error {
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
+	for _, e := range slices.Backward(entries) { // twins before their pages
 		if isPage(e.Name()) || fsx.IsTemp(e.Name()) {
 			if err := t.store.touch(filepath.Join(dir, e.Name())); err != nil {
 				return err

@@ -23,7 +23,8 @@ import (
 // update is a change of an index, made by the holder of its lock. What it writes, in this order,
 // keeps every page true at any moment, also if the process is killed:
 //
-//  1. hosted files and their metadata, not listed anywhere yet (before commit)
+//  1. hosted files and their metadata, not listed anywhere yet (before commit), and the pages under
+//     temporary names
 //  2. blocks of the changed projects, at the end of the log
 //  3. pages of projects
 //  4. lists of projects, then catalog.json
@@ -31,7 +32,8 @@ import (
 //  6. the state, which says that the pages are done
 //  7. removal of hosted files that no page names any more
 //
-// A change that was cut short between 2 and 6 is found by the next one as blocks after the end of
+// What can fail for want of space comes before 2 is done, and is taken back; only a very large
+// change writes its pages later. A change that was cut short between 2 and 6 is found by the next one as blocks after the end of
 // the log that the state knows; a change of the configuration, which is written before all of this,
 // by its checksum. It is completed before the next one begins: only it knows which pages it wrote.
 type update struct {
@@ -48,6 +50,13 @@ type update struct {
 	before   map[string]*Project // what projects were that may have changed since
 	unlink   []*File             // hosted files to remove
 
+	begin    int64           // length of the log before the change; -1 if it is not known
+	encoded  []byte          // blocks that are not in the log yet
+	recorded bool            // the log has the change
+	trees    []*tree         // what writes pages
+	placed   []string        // hosted files that were not there before
+	written  *fsx.AtomicFile // the next state, without its name
+
 	pages int // files written or removed
 }
 
@@ -57,8 +66,13 @@ func (s *Store) update(ctx context.Context, change func(u *update) error) error 
 	if err != nil {
 		return fmt.Errorf("write index %s: %w", s.dir, err)
 	}
-	u := &update{store: s, before: map[string]*Project{}, projects: map[string]*Project{}, blocks: map[string]*entry{}}
-	err = u.run(ctx, change)
+	u := &update{store: s, begin: -1, before: map[string]*Project{}, projects: map[string]*Project{}, blocks: map[string]*entry{}}
+	if err = u.run(ctx, change); err != nil {
+		u.undo()
+	}
+	if u.written != nil {
+		_ = u.written.Abort() // the change failed
+	}
 	if u.log != nil {
 		err = errors.Join(err, u.log.Close())
 	}
@@ -75,6 +89,7 @@ func (u *update) run(ctx context.Context, change func(u *update) error) error {
 	if len(u.projects) > 0 || u.rebuild && len(u.st.entries) > 0 {
 		// The pages that it wrote are known only from its own blocks, or its own configuration.
 		u.store.log.Warn("completing an interrupted change", "projects", len(u.projects), "all", u.rebuild)
+		u.recorded = true
 		if err := u.commit(); err != nil {
 			return err
 		}
@@ -83,6 +98,7 @@ func (u *update) run(ctx context.Context, change func(u *update) error) error {
 			return err
 		}
 	}
+	u.begin, u.recorded, u.trees = u.st.logLen, false, nil
 	if err := change(u); err != nil {
 		return err
 	}
@@ -251,7 +267,11 @@ func (u *update) commit() error {
 			}
 		}
 	}
-	if err := u.appendBlocks(); err != nil {
+	if len(u.projects) > 0 && u.fileCount() > maxStagedFiles {
+		if err := u.appendBlocks(); err != nil {
+			return err
+		}
+	} else if err := u.encodeBlocks(slices.Sorted(maps.Keys(u.projects))); err != nil {
 		return err
 	}
 	next, old := u.nextState()
@@ -259,21 +279,123 @@ func (u *update) commit() error {
 	if err != nil {
 		return err
 	}
+	pages := 0
+	for name := range render {
+		pages += 4 * len(next.entries[name].views)
+	}
+	u.trees = u.newTrees(pages)
+	if !u.recorded && pages > maxStagedPages {
+		if err := u.writeBlocks(); err != nil {
+			return err
+		}
+	}
 	if err := u.writePages(old, next, render); err != nil {
 		return err
 	}
-	if err := next.write(u.store); err != nil {
+	if err := u.finish(next); err != nil {
 		return err
 	}
 	u.st = next
 	if err := u.removeHosted(); err != nil {
 		return err
 	}
-	return u.compact()
+	if err := u.compact(); err != nil {
+		// The change is done. What a rewriting left is removed by the next one.
+		u.store.log.Warn("catalog not made smaller", "error", err)
+	}
+	return nil
 }
 
-// appendBlocks writes the changed projects to the log and makes them durable.
+// finish makes the next state the present one.
+func (u *update) finish(next *state) error {
+	if u.written == nil {
+		return next.write(u.store)
+	}
+	if err := u.store.touch(u.written.Path()); err != nil {
+		return err
+	}
+	err := u.written.Commit()
+	u.written = nil
+	return err
+}
+
+// What is staged at most, which takes memory for the blocks and for the names of the pages. A
+// larger change is recorded first and completed by the next one if it fails.
+const (
+	maxStagedFiles = 20_000
+	maxStagedPages = 40_000
+)
+
+func (u *update) fileCount() (n int) {
+	for _, p := range u.projects {
+		n += len(p.Files)
+	}
+	return n
+}
+
+// newTrees returns what writes so many pages: under temporary names until the change is recorded.
+func (u *update) newTrees(pages int) []*tree {
+	var temp atomic.Int64
+	trees := make([]*tree, runtime.GOMAXPROCS(0))
+	for i := range trees {
+		trees[i] = newTree(u.store, pages < u.store.bulk, &temp)
+		trees[i].staged = !u.recorded && pages <= maxStagedPages
+	}
+	return trees
+}
+
+// appendBlocks writes the changed projects to the log, some at a time, so that they need not all be
+// in memory.
 func (u *update) appendBlocks() error {
+	for names := range slices.Chunk(slices.Sorted(maps.Keys(u.projects)), 16) {
+		if err := u.encodeBlocks(names); err != nil {
+			return err
+		}
+		if err := u.writeEncoded(); err != nil {
+			return err
+		}
+	}
+	u.recorded = true
+	return u.log.Sync()
+}
+
+// encodeBlocks makes the blocks of projects that changed, and gives them their places.
+func (u *update) encodeBlocks(names []string) error {
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return u.blocks[name] != nil })
+	blocks := make([][]byte, len(names))
+	err := fanOut(runtime.GOMAXPROCS(0), len(names), func(_, i int) (err error) {
+		p := u.projects[names[i]]
+		if err := p.validate(); err != nil {
+			return fmt.Errorf("project %s: %w", p.Name, err) // a mistake of this package, but never on disk
+		}
+		blocks[i], err = appendBlock(make([]byte, 0, 512+400*len(p.Files)), p)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	u.encoded = slices.Concat(blocks...)
+	for i, block := range blocks {
+		u.blocks[names[i]] = &entry{offset: u.st.logLen, length: int64(len(block))}
+		u.st.logLen += int64(len(block))
+	}
+	return nil
+}
+
+// writeBlocks records the change: from here on the next change completes it, if this one does not.
+func (u *update) writeBlocks() error {
+	if err := u.writeEncoded(); err != nil {
+		return err
+	}
+	if err := u.log.Sync(); err != nil {
+		return err
+	}
+	u.recorded = true
+	return nil
+}
+
+// writeEncoded writes the blocks that were made last to the end of the log.
+func (u *update) writeEncoded() error {
 	if u.log == nil {
 		log, err := os.OpenFile(u.logPath(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 		if err != nil {
@@ -287,33 +409,38 @@ func (u *update) appendBlocks() error {
 	if err := u.store.touch(u.logPath()); err != nil {
 		return err
 	}
-	if _, err := u.log.Seek(u.st.logLen, 0); err != nil {
-		return err
+	_, err := u.log.WriteAt(u.encoded, u.st.logLen-int64(len(u.encoded)))
+	u.encoded = nil
+	return err
+}
+
+// undo takes back a change that failed before it was recorded, so that no later one completes what
+// its caller was told has failed. It needs no space.
+func (u *update) undo() {
+	if u.begin < 0 || u.recorded || u.store.fault != nil {
+		return // a test stops here as a kill would
 	}
-	names := slices.DeleteFunc(slices.Sorted(maps.Keys(u.projects)), func(name string) bool { return u.blocks[name] != nil })
-	// Some at a time, so that they need not all be in memory.
-	for names := range slices.Chunk(names, 16) {
-		blocks := make([][]byte, len(names))
-		err := fanOut(runtime.GOMAXPROCS(0), len(names), func(_, i int) (err error) {
-			p := u.projects[names[i]]
-			if err := p.validate(); err != nil {
-				return fmt.Errorf("project %s: %w", p.Name, err) // a mistake of this package, but never on disk
-			}
-			blocks[i], err = appendBlock(make([]byte, 0, 512+400*len(p.Files)), p)
-			return err
-		})
-		if err != nil {
-			return err
+	if u.log != nil {
+		if err := u.log.Truncate(u.begin); err != nil {
+			u.store.log.Error("a change that failed is completed by the next one", "error", err)
+			return
 		}
-		for i, block := range blocks {
-			u.blocks[names[i]] = &entry{offset: u.st.logLen, length: int64(len(block))}
-			u.st.logLen += int64(len(block))
-		}
-		if _, err := u.log.Write(slices.Concat(blocks...)); err != nil {
-			return err
-		}
+		_ = u.log.Sync() // an old end is dropped by the next change, unless all of it was written
 	}
-	return u.log.Sync()
+	var folders []string
+	for _, t := range u.trees {
+		folders = append(folders, t.folders...)
+	}
+	slices.Sort(folders)
+	for _, dir := range slices.Backward(folders) {
+		_ = os.Remove(dir) // if it is empty
+	}
+	_ = os.RemoveAll(tempDir(u.store.dir)) // the next change does too
+	for _, path := range u.placed {
+		_ = os.Remove(path)
+		_ = os.Remove(path + ".metadata")
+		_ = removeEmpty(u.store.dir, filepath.Dir(path))
+	}
 }
 
 // nextState returns the state after the change and the one before.
@@ -391,11 +518,9 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 		// Aliases may have been made under another configuration.
 		oldRoots = old.roots(&Config{Aliases: true})
 	}
-	count := 0
 	lists := map[string]bool{} // views whose list changes
 	for name := range render {
 		e := next.entries[name]
-		count += 4 * len(e.views)
 		for _, path := range changedViews(old.entries[name], e) {
 			lists[path] = true
 		}
@@ -405,19 +530,15 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 			lists[path] = true
 		}
 	}
-	durable := count < u.store.bulk
 	if err := os.MkdirAll(tempDir(u.store.dir), 0o777); err != nil {
 		return err
 	}
-	var temp atomic.Int64
-	trees := make([]*tree, runtime.GOMAXPROCS(0))
-	for i := range trees {
-		trees[i] = newTree(u.store, durable, &temp)
-	}
-	if err := u.writeProjects(old, next, oldRoots, roots, render, trees); err != nil {
+	if err := u.writeProjects(old, next, oldRoots, roots, render, u.trees); err != nil {
 		return err
 	}
-	t := trees[0]
+	t := newTree(u.store, u.trees[0].durable, u.trees[0].temp) // lists come after the pages of all projects
+	t.staged = u.trees[0].staged
+	u.trees = append(u.trees, t)
 	for _, path := range slices.Sorted(maps.Keys(lists)) {
 		if len(roots[path]) == 0 {
 			continue
@@ -440,13 +561,43 @@ func (u *update) writePages(old, next *state, render map[string]*Project) error 
 	if err := t.putPages(t.dir, "", []pageFile{{name: "catalog.json", data: next.appendCatalog(nil, &u.config)}}); err != nil {
 		return err
 	}
+	if t.staged {
+		if err := u.publishPages(next); err != nil {
+			return err
+		}
+	}
 	if err := u.removeStale(t, old, next, oldRoots, roots, render); err != nil {
 		return err
 	}
-	for _, t := range trees {
+	for _, t := range u.trees {
 		u.pages += t.written
 	}
 	return os.RemoveAll(tempDir(u.store.dir))
+}
+
+// publishPages records the change and gives staged pages their names.
+func (u *update) publishPages(next *state) error {
+	// The state gets its name last, and must not fail for want of space then.
+	f, err := fsx.Create(filepath.Join(u.store.dir, stateDir, stateFile))
+	if err != nil {
+		return err
+	}
+	u.written = f
+	if _, err := f.Write(next.append(nil)); err != nil {
+		return err
+	}
+	if err := f.File().Sync(); err != nil {
+		return err
+	}
+	if err := u.writeBlocks(); err != nil {
+		return err
+	}
+	for _, t := range u.trees {
+		if err := t.publish(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // changedViews returns the views whose lists differ between two states of a project.

@@ -58,7 +58,15 @@ type driver struct {
 }
 
 // loadDriver loads the driver library once.
-var loadDriver = sync.OnceValues(func() (*driver, error) { return openDriver(driverLibraries()) })
+var loadDriver = sync.OnceValues(func() (*driver, error) { return openDriver(driverLibraries(runtime.GOOS)) })
+
+// driverLibraries are the names that the driver has on an operating system.
+func driverLibraries(goos string) []string {
+	if goos == "windows" {
+		return []string{"nvcuda.dll"}
+	}
+	return []string{"libcuda.so.1", "libcuda.so"}
+}
 
 // openDriver loads the first of the libraries that there is.
 func openDriver(names []string) (*driver, error) {

@@ -4,8 +4,6 @@ package cuda
 
 import "github.com/ebitengine/purego"
 
-func driverLibraries() []string { return []string{"libcuda.so.1", "libcuda.so"} }
-
 func blasLibraries() []string {
 	return []string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"}
 }

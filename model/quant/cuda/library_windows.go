@@ -2,8 +2,6 @@ package cuda
 
 import "golang.org/x/sys/windows"
 
-func driverLibraries() []string { return []string{"nvcuda.dll"} }
-
 func blasLibraries() []string {
 	return []string{"cublas64_13.dll", "cublas64_12.dll", "cublas64_11.dll"}
 }

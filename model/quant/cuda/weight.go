@@ -161,15 +161,46 @@ type Weight struct {
 	bytes  int64
 	bias   uintptr
 	memory []uintptr
+	// wordsLent and scalesLent say that these are in memory of the caller.
+	wordsLent, scalesLent bool
 
 	mu     sync.Mutex
 	closed bool
 	plans  map[planKey]plan
 }
 
+// Region is memory on a device.
+type Region struct {
+	At    uintptr
+	Bytes int64
+}
+
+// fits says whether so many bytes can be there; copies in kernels want the alignment.
+func (r Region) fits(bytes int64) bool { return r.At != 0 && r.At%256 == 0 && r.Bytes >= bytes }
+
+// Place is memory of the caller that a weight may use instead of its own: the memory that the
+// tensors of the matrix are in, for instance, which are then lost. It must stay until the weight is
+// closed. If the words do not fit, nothing of it is used.
+type Place struct{ Words, Scales Region }
+
 // Upload implements [quant.Backend]. The matrix is repacked on the device; when Upload returns that
 // is done.
 func (s *Stream) Upload(ctx context.Context, m *quant.QMatrix) (quant.Weight, error) {
+	w, err := s.uploadInto(ctx, m, Place{})
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// UploadInto is Upload into memory of the caller, where that is large enough; [Weight.InPlace] says
+// what is there. After an error it may have been written to only if the device failed, not for want
+// of memory.
+func (d *Device) UploadInto(ctx context.Context, m *quant.QMatrix, place Place) (*Weight, error) {
+	return d.main.uploadInto(ctx, m, place)
+}
+
+func (s *Stream) uploadInto(ctx context.Context, m *quant.QMatrix, place Place) (*Weight, error) {
 	if m == nil {
 		return nil, errors.New("upload: no matrix")
 	}
@@ -181,7 +212,7 @@ func (s *Stream) Upload(ctx context.Context, m *quant.QMatrix) (quant.Weight, er
 		return nil, fmt.Errorf("upload: %w", err)
 	}
 	w := &Weight{d: s.d, width: l.width}
-	err = s.d.do(func() error { return w.fill(s, m, l) })
+	err = s.d.do(func() error { return w.fill(s, m, l, place) })
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("upload: %w", err), s.d.do(w.release))
 	}
@@ -189,7 +220,7 @@ func (s *Stream) Upload(ctx context.Context, m *quant.QMatrix) (quant.Weight, er
 }
 
 // fill allocates and packs. What was allocated is in w.memory also after an error.
-func (w *Weight) fill(s *Stream, m *quant.QMatrix, l *layout) error {
+func (w *Weight) fill(s *Stream, m *quant.QMatrix, l *layout, place Place) error {
 	drv := s.d.drv
 	var temporary []uintptr
 	defer func() {
@@ -220,10 +251,9 @@ func (w *Weight) fill(s *Stream, m *quant.QMatrix, l *layout) error {
 		return p
 	}
 	words, bias := m.Words(), m.Bias()
+	scales, scaleBytes := unsafe.Pointer(unsafe.SliceData(l.scales)), 2*int64(len(l.scales))
 	w.args = weightArgs{
-		words:      alloc(true, l.words()),
 		blocks:     put(true, unsafe.Pointer(unsafe.SliceData(l.blocks)), 8*int64(len(l.blocks))),
-		scales:     put(true, unsafe.Pointer(unsafe.SliceData(l.scales)), 2*int64(len(l.scales))),
 		zeros:      put(true, unsafe.Pointer(unsafe.SliceData(l.zeros)), 2*int64(len(l.zeros))),
 		perm:       put(true, unsafe.Pointer(unsafe.SliceData(l.perm)), 4*int64(len(l.perm))),
 		rows:       int32(m.Rows()),
@@ -232,6 +262,19 @@ func (w *Weight) fill(s *Stream, m *quant.QMatrix, l *layout) error {
 		strips:     int32(l.strips),
 		stride:     uint32(l.stride),
 		maxWidth:   int32(l.widest),
+	}
+	// Without a margin only where no warp reads it.
+	if size := l.words() - wordsMargin; l.strips%4 == 0 && place.Words.fits(size) {
+		w.args.words, w.wordsLent = place.Words.At, true
+		w.bytes += size
+	} else {
+		w.args.words = alloc(true, l.words())
+	}
+	if w.wordsLent && place.Scales.fits(scaleBytes) {
+		w.args.scales, w.scalesLent = place.Scales.At, true
+		w.bytes += scaleBytes
+	} else {
+		w.args.scales = put(true, scales, scaleBytes)
 	}
 	w.order = put(true, unsafe.Pointer(unsafe.SliceData(l.order)), 2*int64(len(l.order)))
 	w.bias = put(true, unsafe.Pointer(unsafe.SliceData(bias)), int64(len(bias)))
@@ -244,11 +287,20 @@ func (w *Weight) fill(s *Stream, m *quant.QMatrix, l *layout) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	// Nothing is written to memory of the caller before all other memory is there.
+	if w.scalesLent {
+		if err := drv.upload(w.args.scales, scales, scaleBytes, s.handle); err != nil {
+			return err
+		}
+	}
 	if err := s.launch("kiln_pack", w.unitGrid(), 256, 0, unsafe.Pointer(args), 0); err != nil {
 		return err
 	}
 	return drv.synchronize(s.handle)
 }
+
+// InPlace says which parts of the weight are in memory of the caller.
+func (w *Weight) InPlace() (words, scales bool) { return w.wordsLent, w.scalesLent }
 
 // unitGrid is a grid of blocks with 8 warps, a warp for each unit.
 func (w *Weight) unitGrid() [3]uint32 {

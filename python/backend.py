@@ -1,7 +1,8 @@
-"""The PEP 517 backend of the Python package: one wheel that holds libkiln.so and the Python files.
+"""The PEP 517 backend of the Python package: one wheel that holds libkiln.so, the module _fast and the Python files.
 
 The library is made by the go command, so building needs Go, a C compiler, and the modules of go.sum, from the network or from
-the module cache. It knows nothing of the Python that builds it: the wheel is for every Python 3.
+the module cache. It knows nothing of the Python that builds it, and _fast, of the stable ABI, may be missing: the wheel is
+for every Python 3.
 """
 
 import base64
@@ -80,6 +81,14 @@ def build_library(out, version="devel"):
     os.chmod(out, 0o755)
 
 
+def build_fast(out):
+    """Make the module _fast as the file out. Names of the interpreter stay undefined: it has them when it loads the module."""
+    subprocess.check_call(
+        [os.environ.get("CC", "cc"), "-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-s",
+         "-Wl,--build-id=none", "-o", out, "_fast.c"], cwd=os.path.join(ROOT, "python", "kiln")
+    )  # fmt: skip
+
+
 def _project():
     with open(os.path.join(ROOT, "pyproject.toml"), "rb") as f:
         return tomllib.load(f)["project"]
@@ -98,12 +107,12 @@ def _time():
     return max(int(os.environ.get("SOURCE_DATE_EPOCH", 0)), 315532800)
 
 
-def _python_files():
+def _python_files(ends):
     top = os.path.join(ROOT, "python")
     for folder, folders, names in os.walk(os.path.join(top, "kiln")):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
         for name in sorted(names):
-            if name.endswith(".py"):
+            if name.endswith(ends):
                 path = os.path.join(folder, name)
                 yield os.path.relpath(path, top).replace(os.sep, "/"), path
 
@@ -117,11 +126,14 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     project, tag = _project(), "py3-none-" + platform_tag()
     stem = "%s-%s" % (project["name"], project["version"])
     info = stem + ".dist-info/"
-    files = [(name, _read(path), 0o644) for name, path in _python_files()]
+    files = [(name, _read(path), 0o644) for name, path in _python_files(".py")]
     with tempfile.TemporaryDirectory() as folder:
         library = os.path.join(folder, "libkiln.so")
         build_library(library, project["version"])
         files.append(("kiln/libkiln.so", _read(library), 0o755))
+        fast = os.path.join(folder, "_fast.abi3.so")
+        build_fast(fast)
+        files.append(("kiln/_fast.abi3.so", _read(fast), 0o755))
     files += [
         (info + "licenses/LICENSE", _read(os.path.join(ROOT, "LICENSE")), 0o644),
         (info + "METADATA", _metadata(project).encode(), 0o644),
@@ -155,7 +167,7 @@ def build_sdist(sdist_directory, config_settings=None):
     )
     paths = {os.path.join(ROOT, name) for name in ("LICENSE", "go.mod", "go.sum", "pyproject.toml", "python/backend.py")}
     paths.update(line for line in packages.split("\n") if line)
-    paths.update(path for _, path in _python_files())
+    paths.update(path for _, path in _python_files((".py", ".c")))
     name = stem + ".tar.gz"
 
     def add(archive, name, data):

@@ -56,6 +56,20 @@ enum kiln_gemm_flags {
 	KILN_RECONSTRUCT = 8, // multiply with weights rounded to half precision
 };
 
+// Flags of kiln_exl2 and kiln_gptq.
+enum kiln_make_flags {
+	// Use the memory of q_weight (of qweight and scales) for the matrix, which is on the same GPU and
+	// reads it until it is freed. Where the packed weights do not fit there, and on the CPU, the
+	// matrix has memory of its own and the tensors stay as they are; see in_place of kiln_info.
+	KILN_IN_PLACE = 1,
+};
+
+// What in_place of kiln_info is made of.
+enum kiln_in_place_parts {
+	KILN_WEIGHT_IN_PLACE = 1,
+	KILN_SCALES_IN_PLACE = 2,
+};
+
 // The device number of main memory and of the CPU. GPUs are 0, 1, … as the driver counts.
 enum kiln_place {
 	KILN_HOST = -1,
@@ -64,8 +78,8 @@ enum kiln_place {
 // A matrix. 0 is none. A number is never used again, so one that was freed is noticed.
 typedef uint64_t kiln_matrix;
 
-// A tensor, dense and row-major, in memory of the caller. It is read while the call runs and never
-// changed.
+// A tensor, dense and row-major, in memory of the caller. It is read while the call runs and not
+// changed, unless the caller asks for KILN_IN_PLACE.
 typedef struct kiln_tensor {
 	const void *data; // NULL: there is no such tensor
 	int64_t shape[2];
@@ -83,7 +97,7 @@ typedef struct kiln_exl2 {
 	int32_t dialect; // kiln_dialect
 	const void *stream; // CUDA stream that wrote the tensors
 	float prescale; // factor on all scales, 0 for 1; 256 for a q_scale_max that was divided by 256
-	int32_t reserved; // 0
+	int32_t flags; // kiln_make_flags
 	kiln_tensor q_weight;
 	kiln_tensor q_groups;
 	kiln_tensor q_scale;
@@ -102,7 +116,7 @@ typedef struct kiln_gptq {
 	int32_t bits; // 2, 3, 4 or 8; 0 for what the shapes imply
 	int32_t group_size; // 0 for the smallest power of two that fits
 	int32_t zero; // kiln_zero
-	int32_t reserved; // 0
+	int32_t flags; // kiln_make_flags
 	kiln_tensor qweight;
 	kiln_tensor qzeros;
 	kiln_tensor scales;
@@ -122,7 +136,7 @@ typedef struct kiln_info {
 	int32_t gptq; // 1 for GPTQ, 0 for EXL2
 	int32_t permuted;
 	int32_t bias;
-	int32_t reserved;
+	int32_t in_place; // kiln_in_place_parts: what the caller's memory holds
 } kiln_info;
 
 // What kiln_device says.
@@ -267,8 +281,8 @@ func kiln_device(device C.int32_t, out *C.kiln_device_info) C.int32_t {
 	})
 }
 
-// kiln_make_exl2 makes a matrix from EXL2 tensors. Nothing of them is needed afterwards. Free it
-// with kiln_free.
+// kiln_make_exl2 makes a matrix from EXL2 tensors. Nothing of them is needed afterwards, but for
+// what is in place. Free it with kiln_free.
 //
 //export kiln_make_exl2
 func kiln_make_exl2(in *C.kiln_exl2, out *C.kiln_matrix) C.int32_t {
@@ -276,7 +290,7 @@ func kiln_make_exl2(in *C.kiln_exl2, out *C.kiln_matrix) C.int32_t {
 		if in == nil || out == nil || in.size != C.sizeof_kiln_exl2 {
 			return errors.New("kiln_exl2 has another size here: the header is of another version")
 		}
-		r, err := request(in.device, in.stream, map[string]*C.kiln_tensor{
+		r, err := request(in.device, in.flags, in.stream, map[string]*C.kiln_tensor{
 			"q_weight": &in.q_weight, "q_groups": &in.q_groups, "q_scale": &in.q_scale,
 			"q_scale_max": &in.q_scale_max, "q_invperm": &in.q_invperm, "bias": &in.bias,
 		})
@@ -296,8 +310,8 @@ func kiln_make_exl2(in *C.kiln_exl2, out *C.kiln_matrix) C.int32_t {
 	})
 }
 
-// kiln_make_gptq makes a matrix from GPTQ tensors. Nothing of them is needed afterwards. Free it
-// with kiln_free.
+// kiln_make_gptq makes a matrix from GPTQ tensors. Nothing of them is needed afterwards, but for
+// what is in place. Free it with kiln_free.
 //
 //export kiln_make_gptq
 func kiln_make_gptq(in *C.kiln_gptq, out *C.kiln_matrix) C.int32_t {
@@ -305,7 +319,7 @@ func kiln_make_gptq(in *C.kiln_gptq, out *C.kiln_matrix) C.int32_t {
 		if in == nil || out == nil || in.size != C.sizeof_kiln_gptq {
 			return errors.New("kiln_gptq has another size here: the header is of another version")
 		}
-		r, err := request(in.device, in.stream, map[string]*C.kiln_tensor{
+		r, err := request(in.device, in.flags, in.stream, map[string]*C.kiln_tensor{
 			"qweight": &in.qweight, "qzeros": &in.qzeros, "scales": &in.scales, "g_idx": &in.g_idx, "bias": &in.bias,
 		})
 		if err != nil {
@@ -342,6 +356,7 @@ func kiln_matrix_info(matrix C.kiln_matrix, out *C.kiln_info) C.int32_t {
 		out.rows, out.cols, out.bytes = C.int64_t(i.Rows), C.int64_t(i.Cols), C.int64_t(i.Bytes)
 		out.bits_per_weight, out.device, out.groups = C.double(i.Bits), C.int32_t(i.Device), C.int32_t(i.Groups)
 		out.gptq, out.permuted, out.bias = truth(i.Format == quant.GPTQ), truth(i.Permuted), truth(i.Bias)
+		out.in_place = C.KILN_WEIGHT_IN_PLACE*truth(i.WeightInPlace) + C.KILN_SCALES_IN_PLACE*truth(i.ScalesInPlace)
 		return nil
 	})
 }
@@ -405,10 +420,15 @@ func dialectOf(d C.int32_t) (quant.Dialect, error) {
 	return 0, fmt.Errorf("dialect %d", d)
 }
 
-func request(device C.int32_t, stream unsafe.Pointer, tensors map[string]*C.kiln_tensor) (library.Request, error) {
-	r := library.Request{Device: int(device), Stream: uintptr(stream), Tensors: map[string]library.Tensor{}}
+func request(device, flags C.int32_t, stream unsafe.Pointer, tensors map[string]*C.kiln_tensor) (library.Request, error) {
+	r := library.Request{
+		Device: int(device), Stream: uintptr(stream), Tensors: map[string]library.Tensor{}, InPlace: flags&C.KILN_IN_PLACE != 0,
+	}
 	if device < C.KILN_HOST {
 		return r, fmt.Errorf("device %d", device)
+	}
+	if flags&^C.KILN_IN_PLACE != 0 {
+		return r, fmt.Errorf("flags %#x", uint32(flags))
 	}
 	for name, t := range tensors {
 		if t.data == nil {

@@ -57,6 +57,20 @@ enum kiln_gemm_flags {
 	KILN_RECONSTRUCT = 8, // multiply with weights rounded to half precision
 };
 
+// Flags of kiln_exl2 and kiln_gptq.
+enum kiln_make_flags {
+	// Use the memory of q_weight (of qweight and scales) for the matrix, which is on the same GPU and
+	// reads it until it is freed. Where the packed weights do not fit there, and on the CPU, the
+	// matrix has memory of its own and the tensors stay as they are; see in_place of kiln_info.
+	KILN_IN_PLACE = 1,
+};
+
+// What in_place of kiln_info is made of.
+enum kiln_in_place_parts {
+	KILN_WEIGHT_IN_PLACE = 1,
+	KILN_SCALES_IN_PLACE = 2,
+};
+
 // The device number of main memory and of the CPU. GPUs are 0, 1, … as the driver counts.
 enum kiln_place {
 	KILN_HOST = -1,
@@ -65,8 +79,8 @@ enum kiln_place {
 // A matrix. 0 is none. A number is never used again, so one that was freed is noticed.
 typedef uint64_t kiln_matrix;
 
-// A tensor, dense and row-major, in memory of the caller. It is read while the call runs and never
-// changed.
+// A tensor, dense and row-major, in memory of the caller. It is read while the call runs and not
+// changed, unless the caller asks for KILN_IN_PLACE.
 typedef struct kiln_tensor {
 	const void *data; // NULL: there is no such tensor
 	int64_t shape[2];
@@ -84,7 +98,7 @@ typedef struct kiln_exl2 {
 	int32_t dialect; // kiln_dialect
 	const void *stream; // CUDA stream that wrote the tensors
 	float prescale; // factor on all scales, 0 for 1; 256 for a q_scale_max that was divided by 256
-	int32_t reserved; // 0
+	int32_t flags; // kiln_make_flags
 	kiln_tensor q_weight;
 	kiln_tensor q_groups;
 	kiln_tensor q_scale;
@@ -103,7 +117,7 @@ typedef struct kiln_gptq {
 	int32_t bits; // 2, 3, 4 or 8; 0 for what the shapes imply
 	int32_t group_size; // 0 for the smallest power of two that fits
 	int32_t zero; // kiln_zero
-	int32_t reserved; // 0
+	int32_t flags; // kiln_make_flags
 	kiln_tensor qweight;
 	kiln_tensor qzeros;
 	kiln_tensor scales;
@@ -123,7 +137,7 @@ typedef struct kiln_info {
 	int32_t gptq; // 1 for GPTQ, 0 for EXL2
 	int32_t permuted;
 	int32_t bias;
-	int32_t reserved;
+	int32_t in_place; // kiln_in_place_parts: what the caller's memory holds
 } kiln_info;
 
 // What kiln_device says.
@@ -158,12 +172,12 @@ int32_t kiln_device_count(int32_t *out);
 // kiln_device describes a GPU.
 int32_t kiln_device(int32_t device, kiln_device_info *out);
 
-// kiln_make_exl2 makes a matrix from EXL2 tensors. Nothing of them is needed afterwards. Free it
-// with kiln_free.
+// kiln_make_exl2 makes a matrix from EXL2 tensors. Nothing of them is needed afterwards, but for
+// what is in place. Free it with kiln_free.
 int32_t kiln_make_exl2(const kiln_exl2 *in, kiln_matrix *out);
 
-// kiln_make_gptq makes a matrix from GPTQ tensors. Nothing of them is needed afterwards. Free it
-// with kiln_free.
+// kiln_make_gptq makes a matrix from GPTQ tensors. Nothing of them is needed afterwards, but for
+// what is in place. Free it with kiln_free.
 int32_t kiln_make_gptq(const kiln_gptq *in, kiln_matrix *out);
 
 // kiln_matrix_info describes a matrix.

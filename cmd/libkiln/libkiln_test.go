@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// library returns a folder with libkiln.so.
+// library returns a folder with libkiln.so and the Python module _fast.
 func library(t *testing.T) string {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -52,7 +52,13 @@ func library(t *testing.T) string {
 		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-buildmode=c-shared", "-ldflags=-s -w", //nolint:noctx // outlives the test
 			"-o", filepath.Join(built.dir, "libkiln.so"), ".")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
-		built.log, built.err = cmd.CombinedOutput()
+		if built.log, built.err = cmd.CombinedOutput(); built.err != nil {
+			return
+		}
+		script := "import sys; sys.path.insert(0, '../../python'); import backend; backend.build_fast(sys.argv[1])"
+		if path := interpreter(); path != "" {
+			built.log, built.err = exec.Command(path, "-c", script, filepath.Join(built.dir, "_fast.abi3.so")).CombinedOutput() //nolint:noctx // as above
+		}
 	})
 	if built.err != nil {
 		t.Fatalf("build libkiln: %v\n%s", built.err, built.log)
@@ -104,14 +110,19 @@ func TestHeaderIsCPlusPlus(t *testing.T) {
 	run(t, "", nil, cxx, "-Wall", "-Werror", "-fsyntax-only", "-I", ".", source)
 }
 
+func interpreter() string {
+	if path := os.Getenv("KILN_PYTHON"); path != "" {
+		return path
+	}
+	path, _ := exec.LookPath("python3")
+	return path
+}
+
 // python returns an interpreter with numpy and the environment in which it finds the package and
 // the library.
 func python(t *testing.T) (string, []string) {
 	t.Helper()
-	path := os.Getenv("KILN_PYTHON")
-	if path == "" {
-		path, _ = exec.LookPath("python3")
-	}
+	path := interpreter()
 	if path == "" || exec.CommandContext(t.Context(), path, "-c", "import numpy").Run() != nil {
 		kilntest.Lacking(t, "python", "no Python with numpy; KILN_PYTHON can name one")
 	}
@@ -137,6 +148,14 @@ func TestPythonDriver(t *testing.T) {
 	dir := t.TempDir()
 	run(t, "../../model/quant/cuda/testdata", nil, compiler(), "-shared", "-fPIC", "-O1", "-o", filepath.Join(dir, "libcuda.so.1"), "fakedriver.c")
 	env = append(env, "LD_LIBRARY_PATH="+dir)
+	run(t, "../../python/tests", env, interpreter, "-W", "error", "fake_gpu.py")
+	t.Logf("%s", run(t, "../../python/tests", env, interpreter, "fake_gpu.py", "cost"))
+	// The same in a folder without the module _fast.
+	alone := t.TempDir()
+	if err := os.Symlink(filepath.Join(library(t), "libkiln.so"), filepath.Join(alone, "libkiln.so")); err != nil {
+		t.Fatal(err)
+	}
+	env = append(env, "KILN_LIBRARY="+filepath.Join(alone, "libkiln.so"), "KILN_TEST_FAST=0")
 	run(t, "../../python/tests", env, interpreter, "-W", "error", "fake_gpu.py")
 	t.Logf("%s", run(t, "../../python/tests", env, interpreter, "fake_gpu.py", "cost"))
 }

@@ -28,6 +28,9 @@ ACCUMULATE = 1
 NO_BIAS = 2
 FUSED = 4
 RECONSTRUCT = 8
+IN_PLACE = 1
+WEIGHT_IN_PLACE = 1
+SCALES_IN_PLACE = 2
 HOST = -1
 
 
@@ -49,7 +52,7 @@ class kiln_exl2(Structure):
         ("dialect", c_int32),
         ("stream", c_void_p),
         ("prescale", c_float),
-        ("reserved", c_int32),
+        ("flags", c_int32),
         ("q_weight", kiln_tensor),
         ("q_groups", kiln_tensor),
         ("q_scale", kiln_tensor),
@@ -68,7 +71,7 @@ class kiln_gptq(Structure):
         ("bits", c_int32),
         ("group_size", c_int32),
         ("zero", c_int32),
-        ("reserved", c_int32),
+        ("flags", c_int32),
         ("qweight", kiln_tensor),
         ("qzeros", kiln_tensor),
         ("scales", kiln_tensor),
@@ -89,7 +92,7 @@ class kiln_info(Structure):
         ("gptq", c_int32),
         ("permuted", c_int32),
         ("bias", c_int32),
-        ("reserved", c_int32),
+        ("in_place", c_int32),
     ]
 
 

@@ -1,7 +1,10 @@
 """Finds, loads and calls libkiln. Nothing is loaded before the first call, so importing kiln is cheap and safe before a fork."""
 
 import ctypes
+import importlib.machinery
+import importlib.util
 import os
+import sys
 import threading
 
 from . import _abi
@@ -45,7 +48,7 @@ def _load():
     with _lock:
         if _lib is not None:
             return _lib
-        path = os.environ.get("KILN_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "libkiln.so")
+        path = _path()
         try:
             lib = ctypes.CDLL(path)
         except OSError as e:
@@ -53,9 +56,30 @@ def _load():
         _abi.declare(lib)
         if lib.kiln_abi_version() != _abi.ABI_VERSION:
             raise Error("%s has version %d of the interface: want %d" % (path, lib.kiln_abi_version(), _abi.ABI_VERSION))
-        os.register_at_fork(after_in_child=_forked)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_forked)
         _lib = lib
         return lib
+
+
+def _path():
+    name = "kiln.dll" if sys.platform == "win32" else "libkiln.so"
+    return os.environ.get("KILN_LIBRARY") or os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+
+
+def fast():
+    """The module _fast from beside the library, None where this Python cannot load it (PyPy, free-threaded Python)."""
+    suffix = ".abi3.so"
+    path = os.path.join(os.path.dirname(_path()), "_fast" + suffix)
+    if suffix not in importlib.machinery.EXTENSION_SUFFIXES or not os.path.exists(path):
+        return None
+    try:
+        spec = importlib.util.spec_from_file_location("kiln._fast", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError:  # made for another processor, for instance
+        return None
+    return module
 
 
 class _Forked:

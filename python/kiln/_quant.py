@@ -1,7 +1,8 @@
 """Products with quantized matrices: the class QMatrix, and the functions of exllamav2 and LoRAX under their own names."""
 
+import os
 import sys
-from ctypes import byref, c_uint64, sizeof
+from ctypes import byref, c_uint64, c_void_p, cast, sizeof
 
 from . import _abi, _library, _tensor
 from ._library import check, library
@@ -15,8 +16,11 @@ _paths = {"auto": 0, "fused": _abi.FUSED, "reconstruct": _abi.RECONSTRUCT}
 
 _exl2 = ("q_weight", "q_groups", "q_scale", "q_scale_max", "q_invperm", "bias")
 _gptq = ("qweight", "qzeros", "scales", "g_idx", "bias")
+_lent = {"q_weight": _abi.WEIGHT_IN_PLACE, "qweight": _abi.WEIGHT_IN_PLACE, "scales": _abi.SCALES_IN_PLACE}
 
 _FUSED = _abi.FUSED
+_devices = {}  # of all matrices, by handle
+_kept = {}  # by handle: the tensors whose memory a matrix uses
 _half = None  # torch.float16, once a tensor of torch was seen
 
 
@@ -30,12 +34,50 @@ def _matrix(t, what):
         raise RuntimeError("%s has the shape %s: want two dimensions" % (what, tuple(shape)))
     if _half is None and hasattr(t, "data_ptr") and "torch" in sys.modules:
         _half = sys.modules["torch"].float16
+    if _fast_gemm is _unarmed and device >= 0 and _half is not None:
+        _arm(device)
     return address, shape[0], shape[1], device
 
 
-def _make(function, request, tensors, device):
-    """Call a function that makes a matrix; returns its number and device."""
+def _unarmed(*args):
+    return False
+
+
+def _disarmed(*args):
+    return False
+
+
+# What takes a product without ctypes and says whether it did: of kiln._fast, once a tensor of torch on a GPU was seen.
+_fast_gemm = _fast_gemm_any = _unarmed
+_torch_tensor = None  # torch.Tensor then
+
+
+def _arm(device):
+    """Let kiln._fast have the products of torch's tensors, if this Python can load it."""
+    global _fast_gemm, _fast_gemm_any, _torch_tensor
+    torch, fast = sys.modules["torch"], _library.fast()
+    _tensor.current_stream(device)  # finds _raw_stream
+    if fast is None or _tensor._raw_stream is None:
+        _disarm()
+        return
+    fast.setup(
+        cast(library().kiln_gemm, c_void_p).value, _devices, torch.float16, _tensor._raw_stream, torch.Tensor, torch.nn.Parameter
+    )
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_disarm)
+    _fast_gemm, _fast_gemm_any, _torch_tensor = fast.gemm, fast.gemm_any, torch.Tensor
+
+
+def _disarm():
+    global _fast_gemm, _fast_gemm_any, _torch_tensor
+    _fast_gemm = _fast_gemm_any = _disarmed
+    _torch_tensor = None
+
+
+def _make(function, request, tensors, device, in_place=False):
+    """Call a function that makes a matrix; returns its number and device. With in_place it uses the memory of tensors where it can."""
     request.size = sizeof(request)
+    request.flags = _abi.IN_PLACE if in_place else 0
     for name, t in tensors.items():
         setattr(request, name, _tensor.describe(t, name))
     if device is None:  # where the weights are, which come first
@@ -53,6 +95,12 @@ def _make(function, request, tensors, device):
         sys.modules["torch"].cuda.empty_cache()
         status = function(byref(request), byref(handle))
     check(status)
+    if in_place:
+        parts = _info(handle.value).in_place
+        kept = [name for name, part in _lent.items() if name in tensors and parts & part]
+        if kept:
+            _kept[handle.value] = [tensors[name] for name in kept]
+    _devices[handle.value] = device
     return handle.value, device
 
 
@@ -66,8 +114,9 @@ class QMatrix:
     """A quantized matrix W of K rows and N columns on a device.
 
     Make one with from_exl2 or from_gptq; call it with activations of shape [..., K] to get [..., N]. The tensors it
-    is made from are copied and not changed, so they may be freed and used again. Its memory is freed with the object,
-    or earlier by close.
+    is made from are copied and not changed, so they may be freed and used again. With free=True they are taken out of the
+    mapping instead, and on a GPU their memory becomes that of the matrix where it fits. Its memory is freed with the
+    object, or earlier by close.
     """
 
     __slots__ = ("_handle", "_info", "device")
@@ -76,25 +125,25 @@ class QMatrix:
         self._handle, self.device, self._info = handle, device, _info(handle)
 
     @classmethod
-    def from_exl2(cls, tensors, key="", device=None, prescale=1.0, dialect="exllamav2"):
+    def from_exl2(cls, tensors, key="", device=None, prescale=1.0, dialect="exllamav2", free=False):
         """The layer `key` of EXL2 tensors as they are on disk (a mapping from names to tensors of torch, numpy or CuPy,
         or Pointers). device is where products are computed, by default where the weights are."""
         request = _abi.kiln_exl2(prescale=prescale, dialect=_lookup(_dialects, dialect, "dialect"))
-        return cls(*_make(library().kiln_make_exl2, request, _pick(tensors, key, _exl2), device))
+        return cls(*_take(library().kiln_make_exl2, request, tensors, key, _exl2, device, free))
 
     @classmethod
-    def from_gptq(cls, tensors, key="", device=None, bits=0, group_size=0, zero=None, dialect="exllamav2"):
+    def from_gptq(cls, tensors, key="", device=None, bits=0, group_size=0, zero=None, dialect="exllamav2", free=False):
         """The layer `key` of GPTQ tensors. zero is "as-stored" for checkpoints in the format gptq_v2; bits and
         group_size are found out where they are 0."""
         request = _abi.kiln_gptq(
             bits=bits, group_size=group_size, zero=_lookup(_zeros, zero, "zero point"),
             dialect=_lookup(_dialects, dialect, "dialect"),
         )  # fmt: skip
-        return cls(*_make(library().kiln_make_gptq, request, _pick(tensors, key, _gptq), device))
+        return cls(*_take(library().kiln_make_gptq, request, tensors, key, _gptq, device, free))
 
     @property
     def handle(self):
-        """The number that make_q_matrix would have returned."""
+        """Its number, which gemm_half_q_half, reconstruct and free_q_matrix take as they do those of make_q_matrix."""
         if self._handle is None:
             raise _library.Error("the matrix is closed")
         return self._handle
@@ -105,6 +154,9 @@ class QMatrix:
     nbytes = property(lambda self: self._info.bytes, doc="Bytes on the device.")
     bits_per_weight = property(lambda self: self._info.bits_per_weight, doc="Of the tensors, scales included.")
     groups = property(lambda self: self._info.groups, doc="Number of quantization groups.")
+    in_place = property(
+        lambda self: bool(self._info.in_place & _abi.WEIGHT_IN_PLACE), doc="Whether the weights are in memory of the tensors they came from."
+    )
     format = property(lambda self: "gptq" if self._info.gptq else "exl2", doc='"exl2" or "gptq".')
 
     def __call__(self, x, out=None, *, accumulate=False, bias=True, path="auto"):
@@ -113,17 +165,21 @@ class QMatrix:
         out is written, or with accumulate added to. On a GPU the product is queued on torch's current stream.
         path is "fused" (weights never rounded), "reconstruct" (weights rounded to half precision) or "auto".
         """
+        if accumulate and out is None:
+            raise ValueError("accumulate needs out")
+        flags = _lookup(_paths, path, "path") | (_abi.ACCUMULATE if accumulate else 0) | (0 if bias else _abi.NO_BIAS)
+        if type(x) is _torch_tensor and x.dim():
+            to = x.new_empty((*x.shape[:-1], self._info.cols)) if out is None else out
+            if (to is not out or out.shape[:-1] == x.shape[:-1]) and _fast_gemm_any(x, self._handle, to, flags):
+                return to
         lead = tuple(x.shape[:-1])
         flat = _contiguous(x.reshape(-1, x.shape[-1]))
         if out is None:
-            if accumulate:
-                raise ValueError("accumulate needs out")
             to = _empty_like(flat, (flat.shape[0], self.cols))
         else:
             if tuple(out.shape) != lead + (self.cols,):
                 raise RuntimeError("out has the shape %s: want %s" % (tuple(out.shape), lead + (self.cols,)))
             to = out if len(lead) == 1 else _flat(out, self.cols)
-        flags = _lookup(_paths, path, "path") | (_abi.ACCUMULATE if accumulate else 0) | (0 if bias else _abi.NO_BIAS)
         _gemm(self.handle, self.device, flat, to, flags)
         return to.reshape(lead + (self.cols,)) if out is None else out
 
@@ -147,8 +203,8 @@ class QMatrix:
     def close(self):
         """Free the memory. Closing twice does nothing."""
         handle, self._handle = self._handle, None
-        if handle is not None:
-            check(library().kiln_free(handle))
+        if handle is not None and handle in _devices:  # free_q_matrix may have been before
+            free_q_matrix(handle)
 
     def __enter__(self):
         return self
@@ -177,9 +233,18 @@ def _lookup(table, value, what):
     return table[value]
 
 
-def _pick(tensors, key, names):
+def _take(function, request, tensors, key, names, device, free):
+    """Make a matrix of the tensors of a layer; with free they are gone from the mapping afterwards."""
     prefix = key + "." if key else ""
-    return {name: tensors[prefix + name] if prefix + name in tensors else None for name in names}
+    if free and not hasattr(tensors, "__delitem__"):
+        raise TypeError("free takes tensors out of their mapping, and nothing can be taken out of a %s" % type(tensors).__name__)
+    picked = {name: tensors[prefix + name] if prefix + name in tensors else None for name in names}
+    made = _make(function, request, picked, device, in_place=free)
+    if free:
+        for name in names:
+            if prefix + name in tensors:
+                del tensors[prefix + name]
+    return made
 
 
 def _empty_like(t, shape):
@@ -255,15 +320,14 @@ _types = {"q_weight": _abi.I32, "q_perm": _abi.I16, "q_invperm": _abi.I16, "q_sc
           "bias": _abi.F16}  # fmt: skip
 _type_names = {_abi.F16: "float16", _abi.I16: "int16", _abi.I32: "int32"}
 
-_devices = {}  # by handle, of those that make_q_matrix made
 
-
-def make_q_matrix(*args):
+def make_q_matrix(*args, in_place=False):
     """A matrix from tensors that were prepared for exllamav2's kernels; returns its handle, an integer.
 
     Takes the 13 arguments of exllamav2 or the 11 (or 10) of LoRAX. A tensor on the meta device, or None, is absent.
     The tensors are copied and left as they are; temp_dq and max_dq_rows are not needed and not looked at. Free the
-    matrix with free_q_matrix.
+    matrix with free_q_matrix. With in_place, on a GPU, the matrix is packed into the memory of q_weight and, for GPTQ, of
+    scales where it fits, and keeps them alive; their contents are then kiln's.
     """
     names = _arguments.get(len(args))
     if names is None:
@@ -279,21 +343,39 @@ def make_q_matrix(*args):
     dialect = _abi.EXLLAMAV2 if len(args) == 13 else _abi.LORAX
     if "q_weight" not in given:
         raise RuntimeError("q_weight is absent")
+    # The size of q_group_map is checked against the matrix, so what it is made from must still be there then.
+    in_place = in_place and not ("q_scale" in given and "q_group_map" in given and "q_invperm" not in given)
     if "q_scale" in given:
+        if "q_invperm" in given:
+            _check_group_map(shapes, shapes["q_invperm"][0])
         # Callers have divided q_scale_max by 256, as the original wants it.
         request = _abi.kiln_exl2(prescale=256, dialect=dialect)
-        handle, device = _make(library().kiln_make_exl2, request, {name: given.get(name) for name in _exl2}, None)
+        handle, _ = _make(library().kiln_make_exl2, request, {name: given.get(name) for name in _exl2}, None, in_place)
+        try:
+            _check_group_map(shapes, _info(handle).rows)
+        except RuntimeError:
+            free_q_matrix(handle)
+            raise
     else:
         # With act-order, q_perm and q_invperm are for the original's notes; nothing is written there.
         given["qweight"] = given.pop("q_weight")
         request = _abi.kiln_gptq(bits=4, dialect=dialect)
-        handle, device = _make(library().kiln_make_gptq, request, {name: given.get(name) for name in _gptq}, None)
-    rows = _info(handle).rows
-    if "q_scale" in given and shapes.get("q_group_map", (2 * rows,)) != (2 * rows,):
-        check(library().kiln_free(handle))
-        raise RuntimeError("q_group_map has the shape %s: want %d elements" % (shapes["q_group_map"], 2 * rows))
-    _devices[handle] = device
+        handle, _ = _make(library().kiln_make_gptq, request, {name: given.get(name) for name in _gptq}, None, in_place)
     return handle
+
+
+def _check_group_map(shapes, rows):
+    if shapes.get("q_group_map", (2 * rows,)) != (2 * rows,):
+        raise RuntimeError("q_group_map has the shape %s: want %d elements" % (shapes["q_group_map"], 2 * rows))
+
+
+def make_q_matrix_split(*args):
+    """The same of a piece of a larger matrix, EXL2 with exllamav2's 13 arguments, cut from tensors that make_q_matrix has left as they were."""
+    if len(args) != 13:
+        raise TypeError("make_q_matrix_split takes 13 arguments: got %d" % len(args))
+    if _tensor.absent(args[3]):
+        raise RuntimeError("make_q_matrix_split takes EXL2 tensors alone: q_scale is absent")
+    return make_q_matrix(*args)
 
 
 def _device_of(handle):
@@ -305,8 +387,9 @@ def _device_of(handle):
 
 def gemm_half_q_half(a, handle, c, force_cuda=False):
     """c = a·W, with the bias of the matrix. On a GPU it is queued on torch's current stream of that device."""
-    device = _devices.get(handle)
-    _gemm(handle, _device_of(handle) if device is None else device, a, c, _FUSED if force_cuda else 0)
+    flags = _FUSED if force_cuda else 0
+    if not _fast_gemm(a, handle, c, flags):
+        _gemm(handle, _device_of(handle), a, c, flags)
 
 
 def reconstruct(handle, out):
@@ -318,4 +401,7 @@ def free_q_matrix(handle):
     """Free a matrix. Using its handle afterwards is an error."""
     _device_of(handle)
     del _devices[handle]
-    check(library().kiln_free(handle))
+    try:
+        check(library().kiln_free(handle))
+    finally:
+        _kept.pop(handle, None)  # after the matrix, which reads their memory

@@ -96,6 +96,9 @@ class Tensor:
 
     shape = property(lambda self: self.array.shape)
 
+    def dim(self):
+        return self.array.ndim
+
     def is_contiguous(self):
         return self.array.flags.c_contiguous
 

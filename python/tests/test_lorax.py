@@ -204,7 +204,46 @@ class TestCompat(unittest.TestCase):
         code = "from exllamav2_kernels import make_q_matrix, gemm_half_q_half; print(make_q_matrix.__module__)"
         env = {**os.environ, "PYTHONPATH": path + os.pathsep + os.environ.get("PYTHONPATH", "")}
         out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env).stdout
-        self.assertEqual(out.strip(), "kiln._quant")
+        self.assertEqual(out.strip(), "exllamav2_kernels")
+
+    def test_exllamav2_ext(self):
+        """The name that exllamav2's own users import, with the functions of its matrix part."""
+        import exllamav2_ext
+
+        name, t = next((n, t) for n, t in goldens() if n.startswith("exl2") and "q_invperm" in t)
+        args = TestExllamav2().prepared(t)
+        handles = [exllamav2_ext.make_q_matrix(*args), exllamav2_ext.make_q_matrix_split(*args)]
+        for handle in handles:
+            out, y = T.empty(t["recon"].shape, np.float16), T.empty((t["x"].shape[0], t["recon"].shape[1]), np.float16)
+            exllamav2_ext.reconstruct(handle, out)
+            self.assertEqual(T.numpy(out).tobytes(), t["recon"].tobytes(), name)
+            exllamav2_ext.gemm_half_q_half(T.tensor(t["x"]), handle, y, False)
+            self.assertLess(error(T.numpy(y), t["y_exact"]), 3e-4)
+            exllamav2_ext.free_q_matrix(handle)
+        name, t = next((n, t) for n, t in goldens() if n.startswith("gptq"))
+        with self.assertRaisesRegex(RuntimeError, "EXL2 tensors alone"):
+            exllamav2_ext.make_q_matrix_split(*TestExllamav2().prepared(t))
+        with self.assertRaises(TypeError):
+            exllamav2_ext.make_q_matrix_split(*args[:12])
+
+    def test_what_is_missing(self):
+        import exllamav2_ext
+        import exllamav2_kernels
+
+        with self.assertRaisesRegex(AttributeError, "no 'rms_norm' of exllamav2's extension: only free_q_matrix, gemm_half_q_half"):
+            exllamav2_ext.rms_norm  # noqa: B018
+        with self.assertRaisesRegex(ImportError, "q_attn_forward_1"):
+            from exllamav2_ext import q_attn_forward_1  # noqa: F401
+        with self.assertRaisesRegex(AttributeError, "no 'reconstruct': only"):
+            exllamav2_kernels.reconstruct  # noqa: B018
+        self.assertFalse(hasattr(exllamav2_ext, "sample_basic"))
+
+    def test_another_was_there(self):
+        """What is loaded already is not replaced behind the program's back."""
+        code = "import sys, types, kiln.compat\nsys.modules[%r] = types.ModuleType('x')\ntry: kiln.compat.install()\nexcept ImportError as e: print(e)"
+        for name in ("exllamav2_kernels", "exllamav2_ext"):
+            out = subprocess.run([sys.executable, "-c", code % name], check=True, capture_output=True, text=True).stdout
+            self.assertIn(name + " was imported before", out)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+import types
 import unittest
+from unittest import mock
 
 import numpy as np
 from support import Tensor, activations, error, random_exl2, random_gptq
@@ -94,6 +97,41 @@ class TestQMatrix(unittest.TestCase):
         with self.assertRaisesRegex(kiln.Error, "closed"):
             m(activations(1, 128))
 
+    def test_handles_are_one_space(self):
+        tensors, x = random_gptq(128, 32), activations(2, 128)
+        m, y = kiln.QMatrix.from_gptq(tensors), np.zeros((2, 32), np.float16)
+        want = m(x)
+        kiln.gemm_half_q_half(x, m.handle, y)
+        np.testing.assert_array_equal(y, want)
+        w = np.zeros((128, 32), np.float16)
+        kiln.reconstruct(m.handle, w)
+        np.testing.assert_array_equal(w, m.dequantize())
+        handle = m.handle
+        m.close()
+        for call in (lambda: kiln.gemm_half_q_half(x, handle, y), lambda: kiln.reconstruct(handle, w), lambda: kiln.free_q_matrix(handle)):
+            with self.assertRaisesRegex(kiln.Error, "matrix %d: never made, or freed" % handle):
+                call()
+        # And the other way round.
+        m = kiln.QMatrix.from_gptq(tensors)
+        kiln.free_q_matrix(m.handle)
+        with self.assertRaisesRegex(kiln.Error, "never made, or freed"):
+            m(x)
+        m.close()
+
+    def test_free(self):
+        """In main memory nothing is in place, but the tensors are gone from the mapping."""
+        tensors = random_exl2(128, 32)
+        want = kiln.QMatrix.from_exl2(tensors).dequantize()
+        with kiln.QMatrix.from_exl2(tensors, free=True) as m:
+            self.assertEqual((tensors, m.in_place), ({}, False))
+            np.testing.assert_array_equal(m.dequantize(), want)
+        broken = {**random_gptq(128, 32), "qzeros": np.zeros((1, 1), np.int32)}
+        with self.assertRaises(kiln.FormatError):
+            kiln.QMatrix.from_gptq(broken, free=True)
+        self.assertEqual(len(broken), 3)
+        with self.assertRaisesRegex(TypeError, "mappingproxy"):
+            kiln.QMatrix.from_gptq(types.MappingProxyType(random_gptq(128, 32)), free=True)
+
     def test_errors(self):
         m = kiln.QMatrix.from_gptq(random_gptq(128, 32))
         x = activations(2, 128)
@@ -179,6 +217,25 @@ class TestLibrary(unittest.TestCase):
                              env={**os.environ, "KILN_LIBRARY": "/nowhere/libkiln.so"}).stdout  # fmt: skip
         self.assertIn("/nowhere/libkiln.so", out)
         self.assertIn("KILN_LIBRARY", out)
+
+    def test_names(self):
+        """On Windows the library has another name, and no process is forked."""
+        with mock.patch.dict(os.environ, {"KILN_LIBRARY": ""}):
+            for platform, name in (("linux", "libkiln.so"), ("win32", "kiln.dll")):
+                with mock.patch.object(sys, "platform", platform):
+                    self.assertEqual(os.path.basename(kiln._library._path()), name)
+
+    def test_fast_is_optional(self):
+        """Where there is no module of the stable ABI beside the library, and where Python takes none."""
+        with mock.patch.dict(os.environ, {"KILN_LIBRARY": "/nowhere/libkiln.so"}):
+            self.assertIsNone(kiln._library.fast())
+        with mock.patch.object(kiln._library.importlib.machinery, "EXTENSION_SUFFIXES", [".so"]):
+            self.assertIsNone(kiln._library.fast())
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "_fast.abi3.so"), "w") as f:
+                f.write("no library")
+            with mock.patch.dict(os.environ, {"KILN_LIBRARY": os.path.join(folder, "libkiln.so")}):
+                self.assertIsNone(kiln._library.fast())
 
     def test_texts_are_cut(self):
         lib = kiln._library.library()

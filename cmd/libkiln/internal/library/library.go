@@ -2,8 +2,8 @@
 // on the CPU and on GPUs, and products with them in memory of the caller.
 //
 // It serves cmd/libkiln, whose exported functions only convert arguments. Tensors are given as
-// addresses, of main memory or of a GPU; they are read while a matrix is made, never changed, and
-// not needed afterwards.
+// addresses, of main memory or of a GPU; they are read while a matrix is made, not changed, and not
+// needed afterwards, unless the caller asks for a matrix in place.
 package library
 
 import (
@@ -80,6 +80,9 @@ type Request struct {
 	// Stream is the CUDA stream that wrote the tensors: they are read after what it has queued. 0
 	// is the default stream.
 	Stream uintptr
+	// InPlace lets a matrix on the GPU of its tensors use the memory of q_weight, or of qweight and
+	// scales, where its packed form fits there.
+	InPlace bool
 }
 
 // Info describes a matrix.
@@ -92,6 +95,8 @@ type Info struct {
 	Bytes      int64   // on the device
 	Permuted   bool
 	Bias       bool
+	// WeightInPlace and ScalesInPlace say what is in memory of the caller.
+	WeightInPlace, ScalesInPlace bool
 }
 
 // matrix is one entry of the table.
@@ -100,6 +105,7 @@ type matrix struct {
 	device *cuda.Device   // nil on the CPU
 	source *quant.QMatrix // for Dequantize on the CPU
 	weight quant.Weight
+	lent   []cuda.Region // memory of the caller that the weight uses
 
 	// use is held for reading by calls that use the weight, so that it is not freed under them.
 	use   sync.RWMutex
@@ -116,6 +122,7 @@ type Library struct {
 	last     uint64
 	matrices map[uint64]*matrix
 
+	packing sync.Mutex // held while a matrix is made in place
 	opening sync.Mutex // serializes Open, which is slow
 	cpu     *quant.CPU
 	devices map[int]*cuda.Device
@@ -191,24 +198,25 @@ func (l *Library) Describe(device int) (string, error) {
 // MakeEXL2 makes a matrix of q_weight, q_groups, q_scale, q_scale_max and, where they are given,
 // q_invperm and bias.
 func (l *Library) MakeEXL2(r Request, opts quant.EXL2Options) (uint64, error) {
-	src, err := l.read(r)
-	if err != nil {
-		return 0, err
-	}
-	m, err := quant.LoadEXL2(src, "", opts)
-	if err != nil {
-		return 0, err
-	}
-	return l.add(r, m)
+	return l.make(r, func(src quant.Source) (*quant.QMatrix, error) { return quant.LoadEXL2(src, "", opts) })
 }
 
 // MakeGPTQ makes a matrix of qweight, qzeros, scales and, where they are given, g_idx and bias.
 func (l *Library) MakeGPTQ(r Request, opts quant.GPTQOptions) (uint64, error) {
+	return l.make(r, func(src quant.Source) (*quant.QMatrix, error) { return quant.LoadGPTQ(src, "", opts) })
+}
+
+func (l *Library) make(r Request, load func(quant.Source) (*quant.QMatrix, error)) (uint64, error) {
+	if r.InPlace {
+		// Another call must not read the tensors while they are overwritten.
+		l.packing.Lock()
+		defer l.packing.Unlock()
+	}
 	src, err := l.read(r)
 	if err != nil {
 		return 0, err
 	}
-	m, err := quant.LoadGPTQ(src, "", opts)
+	m, err := load(src)
 	if err != nil {
 		return 0, err
 	}
@@ -231,6 +239,9 @@ func (l *Library) read(r Request) (quant.TensorMap, error) {
 		if size > most {
 			return nil, &quant.FormatError{Tensor: name, Index: -1, Reason: fmt.Sprintf("%d bytes", size)}
 		}
+		if err := l.overwritten(name, t, size); err != nil {
+			return nil, err
+		}
 		data, err := l.bytes(t, int(size), r.Stream)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
@@ -238,6 +249,24 @@ func (l *Library) read(r Request) (quant.TensorMap, error) {
 		src[name] = quant.Tensor{DType: t.DType, Shape: t.Shape, Data: data}
 	}
 	return src, nil
+}
+
+// overwritten returns an error for a tensor whose memory holds a matrix that was made in place: its
+// bytes are no longer the tensor's.
+func (l *Library) overwritten(name string, t Tensor, size int64) error {
+	if t.Device == Host {
+		return nil
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for handle, m := range l.matrices {
+		for _, lent := range m.lent {
+			if m.info.Device == t.Device && uintptr(t.Data) < lent.At+uintptr(lent.Bytes) && lent.At < uintptr(t.Data)+uintptr(size) {
+				return fmt.Errorf("%s is in the memory of matrix %d, which was made in place: load the tensor again", name, handle)
+			}
+		}
+	}
+	return nil
 }
 
 // bytes returns the data of a tensor, whose bytes are an even number as every type here has two or
@@ -264,23 +293,34 @@ func (l *Library) add(r Request, m *quant.QMatrix) (uint64, error) {
 		Format: m.Format(), Rows: m.Rows(), Cols: m.Cols(), Device: r.Device, Groups: len(m.Groups()),
 		Bits: m.BitsPerWeight(), Permuted: m.Permuted(), Bias: m.Bias() != nil,
 	}}
-	var to quant.Backend
 	if r.Device == Host {
 		c, err := l.host()
 		if err != nil {
 			return 0, err
 		}
-		entry.source, to = m, c
+		entry.source = m
+		entry.weight, err = c.Upload(context.Background(), m)
+		if err != nil {
+			return 0, err
+		}
 	} else {
 		d, err := l.device(r.Device)
 		if err != nil {
 			return 0, err
 		}
-		entry.device, to = d, d
-	}
-	var err error
-	if entry.weight, err = to.Upload(context.Background(), m); err != nil {
-		return 0, err
+		place := r.place()
+		w, err := d.UploadInto(context.Background(), m, place)
+		if err != nil {
+			return 0, err
+		}
+		entry.device, entry.weight = d, w
+		entry.info.WeightInPlace, entry.info.ScalesInPlace = w.InPlace()
+		if entry.info.WeightInPlace {
+			entry.lent = append(entry.lent, place.Words)
+		}
+		if entry.info.ScalesInPlace {
+			entry.lent = append(entry.lent, place.Scales)
+		}
 	}
 	entry.info.Bytes = entry.weight.Bytes()
 	l.mu.Lock()
@@ -288,6 +328,26 @@ func (l *Library) add(r Request, m *quant.QMatrix) (uint64, error) {
 	l.last++
 	l.matrices[l.last] = entry
 	return l.last, nil
+}
+
+// place returns the memory that a matrix may be packed into. What the tensors are was checked when
+// they were read.
+func (r Request) place() cuda.Place {
+	region := func(name string) cuda.Region {
+		t := r.Tensors[name]
+		if !r.InPlace || t.Data == nil || t.Device != r.Device {
+			return cuda.Region{}
+		}
+		size, err := tensor.Size(t.DType, t.Shape)
+		if err != nil {
+			return cuda.Region{}
+		}
+		return cuda.Region{At: uintptr(t.Data), Bytes: size}
+	}
+	if _, ok := r.Tensors["q_weight"]; ok {
+		return cuda.Place{Words: region("q_weight")}
+	}
+	return cuda.Place{Words: region("qweight"), Scales: region("scales")}
 }
 
 // find returns a matrix that stays until the caller calls use.RUnlock.

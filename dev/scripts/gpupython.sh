@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The Python package on a GPU, with torch: results equal to the Go path's, LoRAX's calls, streams, graphs, errors, leaks, and what
-# a call costs. $1 is the folder with the wheel and the program gpupython (made here if the go command is there); PYTHON is an
+# The Python package on a GPU, with torch: results equal to the Go path's, LoRAX's calls, streams, graphs, errors, leaks, what
+# a call costs, and the memory of a process with 200 layers. $1 is the folder with the wheel and the program gpupython (made here if the go command is there); PYTHON is an
 # interpreter with torch and numpy. The report is report.txt in that folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -38,4 +38,5 @@ print("goldens      21 matrices: products and weights are the same bits through 
 PY
   (cd python/tests && "$python" -m unittest test_quant test_lorax) 2>&1
   (cd python/tests && "$python" gpu.py)
+  "$python" dev/scripts/gpumemory.py
 } 2>&1 | tee "$home/report.txt"

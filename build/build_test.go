@@ -281,6 +281,47 @@ setup(name="demo", version="1.0", py_modules=["demo"], ext_modules=[] if pure el
 	})
 }
 
+// TestTestKinds: a package that compiles itself at its first import cannot be imported by the test,
+// so its rows are tested in another way, or not at all by choice.
+func TestTestKinds(t *testing.T) {
+	p := newProject(t, map[string]string{
+		"packages.yml": `
+x-shared: &shared
+  versions: ["1.0"]
+  source: {path: src}
+  extra_deps: [build, setuptools]
+  local_version: ""
+  env: {PACKAGE: "{package}"}
+  test_import: lazy
+packages:
+  imported: {<<: *shared, matrix: [{python: "PYTHON", wheel_tag: py3-none, platform: any}]}
+  installed: {<<: *shared, test: install, matrix: [{python: "PYTHON", wheel_tag: py3-none, platform: any}]}
+  untested: {<<: *shared, matrix: [{python: "PYTHON", wheel_tag: py3-none, platform: any, test: none}]}
+  source: {<<: *shared, include: [{kind: sdist, python: "PYTHON"}]}
+`,
+		"src/setup.py": `
+import os
+from setuptools import setup
+setup(name=os.environ["PACKAGE"], version="1.0", py_modules=["lazy"])
+`,
+		"src/lazy.py": "raise ImportError('compiles at its first import, and there is no compiler')\n",
+	})
+	result := p.build()
+	want := map[string]string{
+		"imported": "failed test python-error", "installed": "done passed", "untested": "done not run", "source": "done passed",
+	}
+	got := statuses(result)
+	got["imported"] = strings.Join(strings.Fields(got["imported"])[:3], " ")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+	for _, r := range result.Rows {
+		if r.Err != nil && r.Row.Package != "imported" {
+			t.Log(p.log(r))
+		}
+	}
+}
+
 // TestFailures provokes failures for real, each in a row of its own, and wants the right
 // diagnosis. None of them stops another, and nothing of them gets into dist/.
 func TestFailures(t *testing.T) {
@@ -303,7 +344,7 @@ packages:
   symbol: {<<: *shared, source: {path: symbol}, extra_deps: [build, setuptools], test_import: symbol}
   runtimedep: {<<: *shared, source: {path: runtimedep}, extra_deps: [build, setuptools], test_import: runtimedep}
   norequirement: {<<: *shared, source: {path: good}, extra_deps: [build, setuptools, "no-such-package-on-any-index==9.9"]}
-  nopython: {versions: ["1.0"], source: {path: good}, local_version: "", matrix: [{python: "3.4"}]}
+  nopython: {versions: ["1.0"], source: {path: good}, local_version: "", matrix: [{python: "3.98"}]}
   nonvcc: {versions: ["1.0"], source: {path: good}, extra_deps: [build, setuptools], matrix: [{python: "PYTHON", cuda: "11.8.0"}]}
   windows: {versions: ["1.0"], source: {path: good}, local_version: "", matrix: [{os: windows-2022, python: "PYTHON"}]}
   slowtest: {<<: *shared, source: {path: good2}, extra_deps: [build, setuptools], test_import: _slowtest, test: {expressions: ["__import__('time').sleep(600)"], timeout: 25s}}

@@ -151,13 +151,7 @@ func (a *attempt) frontend(env map[string]string) []string {
 			argv = append(argv, flag+key+"="+value)
 		}
 	}
-	return append(append(argv, withoutOwnFlags(a.Settings.BuildArgs, argv)...), source)
-}
-
-// withoutOwnFlags drops what packages.yml repeats of kiln's own arguments: some programs
-// refuse a flag that is given twice.
-func withoutOwnFlags(args, own []string) []string {
-	return slices.DeleteFunc(slices.Clone(args), func(w string) bool { return strings.HasPrefix(w, "-") && slices.Contains(own, w) })
+	return append(append(argv, a.Settings.BuildArgs...), source)
 }
 
 // setuptools reports whether the build back-end takes setuptools' options.

@@ -165,18 +165,25 @@ func (e *environment) env() map[string]string {
 	return e.baseEnv(e.box, path.Join(e.box.Inside(e.venv), "bin"))
 }
 
-// fill makes the environment with torch, from torch's own index alone, and then the other
-// requirements, from the default index, with torch held fast. It returns what was installed.
-func (e *environment) fill(ctx context.Context, deps []string) ([]record.Installed, error) {
+// create makes the environment, empty.
+func (e *environment) create(ctx context.Context) error {
 	a, box := e.attempt, e.box
 	if err := e.installer(ctx); err != nil {
-		return nil, err
+		return err
 	}
 	argv := []string{e.python, "-I", "-m", "venv", "--without-pip"}
 	if a.Settings.TorchSource.Kind == "system" && len(a.Torch) > 0 {
 		argv = append(argv, "--system-site-packages")
 	}
-	if _, err := a.command(ctx, box, sandbox.Command{Argv: append(argv, box.Inside(e.venv)), Dir: e.scripts, Env: sortedEnv(e.env())}); err != nil {
+	_, err := a.command(ctx, box, sandbox.Command{Argv: append(argv, box.Inside(e.venv)), Dir: e.scripts, Env: sortedEnv(e.env())})
+	return err
+}
+
+// fill makes the environment with torch, from torch's own index alone, and then the other
+// requirements, from the default index, with torch held fast. It returns what was installed.
+func (e *environment) fill(ctx context.Context, deps []string) ([]record.Installed, error) {
+	a, box := e.attempt, e.box
+	if err := e.create(ctx); err != nil {
 		return nil, err
 	}
 	var lock []record.Installed

@@ -38,9 +38,14 @@ type smokeVerdict struct {
 	Values   map[string]string `json:"values"`
 }
 
-// testFiles installs and imports the wheel in a runtime environment: another one than that
-// of the build, without compilers, with the wheel read-only and torch held fast.
+// testFiles tests the files of the row as its test settings say. A wheel is installed and imported
+// in a runtime environment: another one than that of the build, without compilers, with the wheel
+// read-only and torch held fast.
 func testFiles(ctx context.Context, a *attempt) error {
+	if a.Settings.Test.Kind == matrix.TestNone {
+		a.record.Test = record.Test{Result: "not run", Why: "packages.yml says test: none"}
+		return skip("%s", a.record.Test.Why)
+	}
 	i := slices.IndexFunc(a.files, func(f string) bool { return strings.HasSuffix(f, ".whl") })
 	if i < 0 {
 		return skip("there is no wheel")
@@ -55,7 +60,13 @@ func testFiles(ctx context.Context, a *attempt) error {
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("the test took longer than %s (test.timeout)", limit))
 		defer cancel()
 	}
-	err := a.testWheel(ctx, a.files[i])
+	var err error
+	if a.Settings.Test.Kind == matrix.TestSdist {
+		err = a.compareSdist(ctx, a.files[i])
+	}
+	if err == nil {
+		err = a.testWheel(ctx, a.files[i])
+	}
 	a.record.Test.Seconds = time.Since(start).Seconds()
 	if err == nil {
 		a.record.Test.Result = "passed"
@@ -92,6 +103,14 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	if err := e.findPython(ctx); err != nil {
 		return err
 	}
+	if a.Settings.Test.Kind == matrix.TestSdist {
+		// That the wheel installs is what matters; its requirements concern its users.
+		if err := e.create(ctx); err != nil {
+			return err
+		}
+		a.record.Test.Installed, err = e.pip(ctx, []string{"--no-deps", "--no-index", e.box.Inside(wheelFile)})
+		return err
+	}
 	installed, err := e.fill(ctx, a.Settings.Test.Requires)
 	if err != nil {
 		return err
@@ -117,7 +136,56 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 		return fault("torch-replaced", "installing the wheel replaced torch", "the wheel's own requirements ask for another torch; see runtime_torch in packages.yml",
 			"torch %s became %s", before, after)
 	}
+	if a.Settings.Test.Kind == matrix.TestInstall {
+		return nil
+	}
 	return e.smoke(ctx, empty)
+}
+
+// compareSdist reads the source distribution whole and compares its metadata with those of the wheel
+// that the front-end built from it.
+func (a *attempt) compareSdist(ctx context.Context, wheelFile string) error {
+	i := slices.IndexFunc(a.files, func(f string) bool { return !strings.HasSuffix(f, ".whl") })
+	if i < 0 {
+		return fault("no-sdist", "the row made no source distribution", "test the wheel with test: import", "there is only %s", filepath.Base(wheelFile))
+	}
+	name := filepath.Base(a.files[i])
+	f, err := os.Open(a.files[i])
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	source, err := wheel.ReadSdist(ctx, f, info.Size(), name, wheel.Limits{})
+	if err != nil {
+		return fault("bad-sdist", "the source distribution cannot be used", "the build back-end made it; look at its log and at MANIFEST.in", "%v", err)
+	}
+	r, err := wheel.Open(wheelFile)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	built, err := r.Metadata()
+	if err != nil {
+		return err
+	}
+	for _, field := range []struct{ name, source, wheel string }{
+		{"Name", wheel.NormalizeName(source.Name()), wheel.NormalizeName(built.Name())},
+		{"Version", source.Version(), built.Version()},
+		{"Requires-Python", source.RequiresPython(), built.RequiresPython()},
+		{"Requires-Dist", strings.Join(source.RequiresDist(), "; "), strings.Join(built.RequiresDist(), "; ")},
+	} {
+		dynamic := slices.ContainsFunc(source.All("Dynamic"), func(d string) bool { return strings.EqualFold(strings.TrimSpace(d), field.name) })
+		if field.source != field.wheel && !dynamic {
+			return fault("sdist-differs", "the source distribution and the wheel built from it differ",
+				"make setup.py or pyproject.toml give the same metadata wherever it runs, or list the field in dynamic",
+				"%s is %q in %s and %q in %s", field.name, field.source, name, field.wheel, filepath.Base(wheelFile))
+		}
+	}
+	return nil
 }
 
 // testSetup completes the test image as the build image only if it is the same one.

@@ -14,13 +14,14 @@ import (
 // author wrote them. Empty means "not said" and is not checked; CUDA and ROCm
 // both empty is a CPU row.
 type Combo struct {
-	OS     string // "ubuntu-22.04", "linux-arm", …
-	Python string // "3.13", "3.13t"
-	CUDA   string // "12.8.1" or "12.8"
-	ROCm   string // "6.2.4"
-	Torch  string // "2.9.0" or "2.9"
-	Arch   string // CUDA targets or, with ROCm, gfx targets
-	Kind   string // "wheel" (also if empty) or "sdist"; nothing is compiled for an sdist
+	OS       string // "ubuntu-22.04", "linux-arm", …
+	Python   string // "3.13", "3.13t"
+	CUDA     string // "12.8.1" or "12.8"
+	ROCm     string // "6.2.4"
+	Torch    string // "2.9.0" or "2.9"
+	AnyTorch bool   // the row is built against a torch that it does not fix
+	Arch     string // CUDA targets or, with ROCm, gfx targets
+	Kind     string // "wheel" (also if empty) or "sdist"; nothing is compiled for an sdist
 }
 
 // Severity says how bad a finding is.
@@ -176,6 +177,7 @@ func (k *checker) run() {
 	k.checkToolkit()
 	k.checkTorch()
 	k.checkTorchToolkit()
+	k.checkAnyTorch()
 	k.checkPython()
 	if k.c.Kind != "sdist" {
 		k.checkArchs()
@@ -387,6 +389,79 @@ func (k *checker) torchBuild(rule, axis, name string, key release, written strin
 	if b.channel == "extra" {
 		k.add(Note, rule, axes, "", "torch %s for %s %s is an extra build that PyTorch's release table does not list", k.torch, name, key)
 	}
+}
+
+// checkAnyTorch checks a row that builds against some torch without saying which: there must be
+// one for its toolkit and its Python.
+func (k *checker) checkAnyTorch() {
+	if !k.c.AnyTorch || k.c.Torch != "" {
+		return
+	}
+	builds := func(r *torchRow) map[release]*buildRow { return r.cuda }
+	axis, name, key, written := "cuda", "CUDA", k.cuda.series(), k.c.CUDA
+	if k.rocm.n > 0 {
+		builds = func(r *torchRow) map[release]*buildRow { return r.rocm }
+		axis, name, key, written = "rocm", "ROCm", k.rocm, k.c.ROCm
+	}
+	var fitting []release // series of torch that have the toolkit
+	var toolkits []release
+	for _, s := range k.t.torchSeries {
+		for v := range builds(k.t.torch[s]) {
+			toolkits = append(toolkits, v)
+		}
+		if written == "" || builds(k.t.torch[s])[key] != nil {
+			fitting = append(fitting, s)
+		}
+	}
+	slices.SortFunc(toolkits, release.compare)
+	toolkits = slices.Compact(toolkits)
+	if len(toolkits) == 0 {
+		return // the table has no torch at all
+	}
+	if len(fitting) == 0 {
+		rule := RuleTorchCUDA
+		if axis == "rocm" {
+			rule = RuleTorchROCm
+		}
+		sev, unless := Error, ""
+		if last := toolkits[len(toolkits)-1]; key.compare(last) > 0 {
+			sev, unless = Warning, " in the table of "+k.t.date
+		}
+		i, _ := slices.BinarySearchFunc(toolkits, key, release.compare)
+		near := texts(toolkits[max(0, i-1):min(len(toolkits), i+1)])
+		if axis == "cuda" {
+			for i := range near {
+				near[i] += ".x"
+			}
+		}
+		k.add(sev, rule, []string{axis}, "use "+axis+" "+orList(near)+", or torch_source for a torch from elsewhere",
+			"no torch is published for %s %s%s (published: %s)", name, key, unless, strings.Join(texts(toolkits), ", "))
+		return
+	}
+	p, err := parsePython(k.c.Python)
+	if err != nil {
+		return
+	}
+	var pythons []python
+	for _, s := range fitting {
+		pythons = append(pythons, k.t.torch[s].python...)
+		pythons = append(pythons, k.t.torch[s].unsure...)
+	}
+	if len(pythons) == 0 || slices.Contains(pythons, p) {
+		return
+	}
+	pythons = slices.SortedFunc(slices.Values(pythons), comparePython)
+	pythons = slices.CompactFunc(pythons, func(a, b python) bool { return comparePython(a, b) == 0 })
+	with := ""
+	if written != "" {
+		with = fmt.Sprintf(" with %s %s", name, key)
+	}
+	sev := Error
+	if !slices.ContainsFunc(k.t.pythons, func(q python) bool { return q.rel.compare(p.rel) >= 0 }) {
+		sev = Warning // newer than the table
+	}
+	k.add(sev, RuleTorchPython, []string{"python"}, "use python "+nearestPython(pythons, p),
+		"no torch%s has wheels for CPython %s (published: %s)", with, p, ranges(pythons, k.t.pythons, python.String))
 }
 
 // otherBuilds suggests the toolkits that torch is published for on a system.

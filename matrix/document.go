@@ -47,10 +47,12 @@ type Package struct {
 	//
 	//	versions: ["2.8.2", "2.8.3"]
 	Versions []Version `json:"versions,omitempty" list:"nonempty"`
-	// Arguments for the build front-end. They are split into words by shell
-	// rules, but no shell runs.
+	// Arguments as people write them for `pip wheel`, `python -m build` or `uv build`. They are split
+	// into words by shell rules, but no shell runs. Each is understood for every front-end: settings
+	// reach the build back-end, what kiln does anyway is dropped with a note, and what has its own
+	// key in this file is an error that names the key.
 	//
-	//	build_args: --no-build-isolation --verbose
+	//	build_args: --no-build-isolation --config-settings=cmake.args=-DUSE_CUDA=ON
 	BuildArgs Text `json:"build_args,omitempty"`
 	// Requirements installed into the build environment before the build. For
 	// torch, the version and the index come from the row.
@@ -154,7 +156,7 @@ type Package struct {
 	//
 	//	build: {frontend: build, isolation: false}
 	Build Build `json:"build,omitempty"`
-	// What the smoke test does, beyond importing `test_import`.
+	// How the finished files are tested: a map, or one word for its `kind`.
 	//
 	//	test: {expressions: ["exllamav2.__version__"]}
 	Test Test `json:"test,omitempty"`
@@ -375,6 +377,18 @@ type Shared struct {
 	//
 	//	torch_source: {system: true}
 	TorchSource TorchSource `json:"torch_source,omitempty"`
+	// Arguments for the wheel builder, in place of the package's.
+	//
+	//	build_args: --verbose
+	BuildArgs Text `json:"build_args,omitempty"`
+	// Modules that the test of these rows imports, in place of the package's.
+	//
+	//	test_import: demo.cpu
+	TestImport OneOrMany[Text] `json:"test_import,omitempty"`
+	// How these rows are tested; what is not set here comes from the package.
+	//
+	//	test: none
+	Test Test `json:"test,omitempty"`
 	// Requirements of the build environment, in addition to the package's.
 	//
 	//	extra_deps: [nvidia-cuda-nvcc]
@@ -463,7 +477,8 @@ type Build struct {
 	ConfigSettings Map[OneOrMany[Text]] `json:"config_settings,omitempty"`
 	// What to do if the CUDA toolkit and torch's CUDA have different major versions:
 	// `strict`, the default, keeps PyTorch's check, which fails the build; `bypass`
-	// disables the check and notes that in the build record.
+	// disables the check and notes that in the build record. The two can only differ
+	// with a `torch_source` that names a torch of another CUDA version.
 	//
 	//	cuda_check: bypass
 	CUDACheck CUDACheck `json:"cuda_check,omitempty"`
@@ -504,9 +519,18 @@ type Patch struct {
 	Count Int `json:"count,omitempty"`
 }
 
-// Test says what the smoke test does after importing `test_import`.
+// Test says how the finished files of a row are tested. It is a map, or one word for its `kind`.
 type Test struct {
-	// Python expressions that must evaluate without an error.
+	// What the test does. `import`, for wheels the default, installs the wheel with its requirements
+	// in an environment without compilers and imports `test_import` and every native module.
+	// `install` stops before the imports, for a package that compiles itself at its first import.
+	// `sdist`, for sdist rows the default, reads the source distribution whole, compares its metadata
+	// with those of the wheel that was built from it, and installs that wheel. `none` tests nothing:
+	// the record says so, and `kiln publish` needs `untested: true`.
+	//
+	//	kind: install
+	Kind TestKind `json:"kind,omitempty"`
+	// Python expressions that must evaluate without an error, after the imports.
 	//
 	//	expressions: ["flash_attn.flash_attn_func"]
 	Expressions OneOrMany[Text] `json:"expressions,omitempty"`
@@ -527,6 +551,8 @@ type Test struct {
 	//
 	//	timeout: 5m
 	Timeout Duration `json:"timeout,omitempty"`
+
+	place
 }
 
 // Resources has limits and estimates for one build. kiln learns keys that are not set from

@@ -2,4 +2,7 @@ package matrix
 
 // SplitWords is the splitting of build_args, for the tests that compare it with
 // reference programs.
-var SplitWords = splitWords
+func SplitWords(line string) ([]string, error) {
+	words, err := splitWords(line)
+	return wordTexts(words), err
+}

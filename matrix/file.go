@@ -174,7 +174,7 @@ type pkg struct {
 	spec           *Package
 	versions       []Text // normal form, place of the text
 	versionPattern *regexp.Regexp
-	buildArgs      []string
+	buildArgs      buildArgs
 	extraDeps      []wheel.Requirement
 	customAxes     []string
 	exclude        []*rule
@@ -201,7 +201,11 @@ type group struct {
 	env      []envVar
 
 	testImage  perToolkit
-	imageSetup [][]template // words of each command
+	test       Test // the package's, with what the group sets
+	testImport []Text
+	buildArgs  buildArgs
+	extraDeps  []wheel.Requirement // besides the package's
+	imageSetup [][]template        // words of each command
 	torchIndex template
 }
 
@@ -268,6 +272,11 @@ func (c *checker) warnf(p place, rule, hint, format string, args ...any) {
 	c.list[len(c.list)-1].Severity = diag.Warning
 }
 
+func (c *checker) notef(p place, rule, hint, format string, args ...any) {
+	c.errorf(p, rule, hint, format, args...)
+	c.list[len(c.list)-1].Severity = diag.Note
+}
+
 // related adds a second place to the last diagnostic.
 func (c *checker) related(p place, message string) {
 	last := &c.list[len(c.list)-1]
@@ -277,21 +286,9 @@ func (c *checker) related(p place, message string) {
 func (c *checker) pkg(name string, key Text, spec *Package) *pkg {
 	p := &pkg{name: name, key: key, spec: spec, base: len(spec.Matrix) == 0 && len(spec.Include) == 0}
 	p.versions = c.versions(spec.Versions)
-	var err error
-	if p.buildArgs, err = splitWords(spec.BuildArgs.Value); err != nil {
-		c.errorf(spec.BuildArgs.place, "build-args", "", "%v", err)
-	}
+	p.buildArgs = c.buildArgs(p, spec.BuildArgs)
 	p.extraDeps = c.requirements(spec.ExtraDeps)
-	c.requirements(spec.Test.Requires)
-	for _, module := range spec.TestImport {
-		if !isModule(module.Value) {
-			hint := ""
-			if near := strings.ReplaceAll(module.Value, "-", "_"); isModule(near) {
-				hint = fmt.Sprintf("did you mean %q?", near)
-			}
-			c.errorf(module.place, "test-import", hint, "%q is not a module name", module.Value)
-		}
-	}
+	c.tests(&spec.Test, spec.TestImport)
 	c.source(&spec.Source)
 	c.versionFrom(p)
 	if len(spec.Versions) == 0 && spec.VersionFrom == nil && !everyRowHasVersion(spec) {
@@ -385,6 +382,20 @@ func (c *checker) versions(list []Version) []Text {
 		out = append(out, Text{Value: normal, place: v.place})
 	}
 	return out
+}
+
+// tests checks what a package or a group says about its test.
+func (c *checker) tests(test *Test, imports []Text) {
+	c.requirements(test.Requires)
+	for _, module := range imports {
+		if !isModule(module.Value) {
+			hint := ""
+			if near := strings.ReplaceAll(module.Value, "-", "_"); isModule(near) {
+				hint = fmt.Sprintf("did you mean %q?", near)
+			}
+			c.errorf(module.place, "test-import", hint, "%q is not a module name", module.Value)
+		}
+	}
 }
 
 func (c *checker) requirements(deps []Text) []wheel.Requirement {
@@ -806,7 +817,16 @@ func (c *checker) settings(p *pkg, g *group) {
 	if s.Image.IsSet() {
 		g.image = templates(p, s.Image, func(t Text) Text { return t }, &c.list)
 	}
-	g.testImage = templates(p, p.spec.Test.Image, func(t Text) Text { return t }, &c.list)
+	c.tests(&s.Test, s.TestImport)
+	g.test, g.testImport, g.buildArgs = p.spec.Test.with(s.Test), p.spec.TestImport, p.buildArgs
+	if len(s.TestImport) > 0 {
+		g.testImport = s.TestImport
+	}
+	if s.BuildArgs.IsSet() {
+		g.buildArgs = c.buildArgs(p, s.BuildArgs)
+	}
+	c.testKind(g)
+	g.testImage = templates(p, g.test.Image, func(t Text) Text { return t }, &c.list)
 	for _, command := range imageSetup(p, s) {
 		words, err := splitWords(command.Value)
 		if err != nil || len(words) == 0 {
@@ -816,20 +836,38 @@ func (c *checker) settings(p *pkg, g *group) {
 		argv := make([]template, len(words))
 		for i, w := range words {
 			t := command
-			t.Value, t.lead = w, -1 // words have lost their columns
+			if t.place = command.at(utf8.RuneCountInString(command.Value[:w.start]), utf8.RuneCountInString(w.text)); w.end-w.start != len(w.text) {
+				t.lead = -1 // quotes and escapes shift the columns
+			}
+			t.Value = w.text
 			argv[i] = parseTemplate(t, p.customAxes, &c.list)
 		}
 		g.imageSetup = append(g.imageSetup, argv)
 	}
 	c.torchSource(torchSource(p, s))
 	g.torchIndex = parseTemplate(torchSource(p, s).Index, p.customAxes, &c.list)
-	c.requirements(s.ExtraDeps)
+	g.extraDeps = c.requirements(s.ExtraDeps)
 	g.env = c.env(p, p.spec.Env)
 	for _, own := range c.env(p, s.Env) {
 		g.env = slices.DeleteFunc(g.env, func(e envVar) bool { return e.name == own.name })
 		g.env = append(g.env, own)
 	}
 	slices.SortFunc(g.env, func(a, b envVar) int { return strings.Compare(a.name, b.name) })
+}
+
+// testKind settles how the rows of a group are tested, and reports what cannot be.
+func (c *checker) testKind(g *group) {
+	switch kind := &g.test.Kind; {
+	case !kind.IsSet():
+		kind.Value = TestImport
+		if g.kind == KindSdist {
+			kind.Value = TestSdist
+		}
+	case kind.Value == TestSdist && g.kind != KindSdist:
+		c.errorf(kind.place, "test", "wheels are tested by import, install or none", "a wheel row has no source distribution to test")
+	case kind.Value != TestImport && g.test.Expressions != nil:
+		c.warnf(g.test.Expressions[0].place, "test", "", "nothing is imported in a test of kind %s, so no expression is evaluated", kind.Value)
+	}
 }
 
 // defaultLocalVersion is the build tag of rows with a toolkit.

@@ -106,6 +106,11 @@ func (o origin) ownTorch() bool {
 	return torch.System.Value || torch.Path.IsSet()
 }
 
+// otherCUDA reports whether the row is meant to have a torch of another CUDA version than its own.
+func (o origin) otherCUDA() bool {
+	return o.group.pkg.spec.Build.CUDACheck.Value == "bypass" && torchSource(o.group.pkg, o.group.shared).Index.IsSet()
+}
+
 // value returns the row's value of an axis as written.
 func (o origin) value(name string) Text {
 	i := slices.IndexFunc(o.group.axes, func(a axis) bool { return a.name == name })
@@ -157,8 +162,6 @@ func (o origin) archIsWritten() bool {
 
 // Plan expands the file into rows and checks them.
 func (f *File) Plan(opts Options) *Plan {
-	opts.Python = orDefault(opts.Python, DefaultPython)
-	opts.CUDA = orDefault(opts.CUDA, DefaultCUDA)
 	opts.OS = cmp.Or(opts.OS, DefaultOS)
 	opts.MaxRows = cmp.Or(opts.MaxRows, 1_000_000)
 	if opts.Compat == nil {
@@ -170,6 +173,12 @@ func (f *File) Plan(opts Options) *Plan {
 		findings: map[findingKey]int{}, rows: map[int]int{},
 	}
 	p.inputs()
+	if p.runPython == nil {
+		p.runPython = plain(DefaultPython)
+	}
+	if p.runCUDA == nil {
+		p.runCUDA = plain(DefaultCUDA)
+	}
 	if opts.Select != nil {
 		if err := opts.Select.Check(f.CustomAxes()); err != nil {
 			p.list = append(p.list, err.(*diag.ListError).Diagnostics...) //nolint:errorlint,forcetypeassert // documented type
@@ -182,13 +191,6 @@ func (f *File) Plan(opts Options) *Plan {
 	return p.plan
 }
 
-func orDefault(list, otherwise []string) []string {
-	if len(list) == 0 {
-		return otherwise
-	}
-	return list
-}
-
 // planner is the state of one expansion.
 type planner struct {
 	checker
@@ -199,6 +201,8 @@ type planner struct {
 	ids     map[string]int // row ID → index into plan.Rows
 	files   map[string]int // file name → index into plan.Rows
 	hits    map[*rule]int  // rows that an exclude rule removed
+
+	runPython, runCUDA []Text // the lists of the run, with their places on the command line
 
 	findings map[findingKey]int // → index into list
 	rows     map[int]int        // index into list → rows concerned
@@ -221,10 +225,12 @@ func (p *planner) inputs() {
 		return Text{Value: values[i], place: place{pos: diag.Pos{File: name, Line: 1, Column: column}, width: utf8.RuneCountInString(values[i])}}
 	}
 	for i := range p.opts.Python {
-		p.python(flag("--python", p.opts.Python, i))
+		p.runPython = append(p.runPython, flag("--python", p.opts.Python, i))
+		p.python(p.runPython[i])
 	}
 	for i := range p.opts.CUDA {
-		p.dotted(flag("--cuda", p.opts.CUDA, i), "CUDA", 2, 3, "12.8.1")
+		p.runCUDA = append(p.runCUDA, flag("--cuda", p.opts.CUDA, i))
+		p.dotted(p.runCUDA[i], "CUDA", 2, 3, "12.8.1")
 	}
 	for i, name := range p.opts.Packages {
 		if known := p.file.Packages(); !slices.Contains(known, wheel.NormalizeName(name)) {
@@ -287,9 +293,9 @@ func (p *planner) bind(pkg *pkg, g *group) *boundGroup {
 		case "os":
 			a.values = []Text{{Value: p.opts.OS}}
 		case "python":
-			a.values = plain(p.opts.Python)
+			a.values = p.runPython
 		case "cuda":
-			a.values = plain(p.opts.CUDA)
+			a.values = p.runCUDA
 		}
 	}
 	for _, dim := range b.dims {
@@ -440,9 +446,14 @@ func (p *planner) add(row Row, from origin) {
 			return
 		}
 	}
-	findings := p.opts.Compat.Check(compat.Combo{
-		OS: row.OS, Python: row.Python, CUDA: row.CUDA, ROCm: row.ROCm, Torch: row.Torch, Arch: row.Arch, Kind: row.Kind,
-	})
+	combo := compat.Combo{OS: row.OS, Python: row.Python, CUDA: row.CUDA, ROCm: row.ROCm, Torch: row.Torch, Arch: row.Arch, Kind: row.Kind}
+	if row.Torch == "" {
+		combo.Torch, combo.AnyTorch = from.looseTorch()
+	}
+	findings := p.opts.Compat.Check(combo)
+	if from.otherCUDA() {
+		findings = slices.DeleteFunc(findings, func(f compat.Finding) bool { return f.Rule == compat.RuleTorchCUDA })
+	}
 	if from.ownTorch() {
 		findings = slices.DeleteFunc(findings, func(f compat.Finding) bool { return slices.Contains(publishedTorch, f.Rule) })
 	}
@@ -477,6 +488,22 @@ func (p *planner) add(row Row, from origin) {
 	p.plan.settings[row.ID] = from
 	p.plan.Rows = append(p.plan.Rows, row)
 	p.origins = append(p.origins, from)
+}
+
+// looseTorch reports whether a row that fixes no torch is built against one, and the version that
+// its requirement pins, if it does.
+func (o origin) looseTorch() (version string, needed bool) {
+	deps := slices.Concat(o.group.pkg.extraDeps, o.group.extraDeps)
+	for _, req := range deps {
+		if wheel.NormalizeName(req.Name) != "torch" {
+			continue
+		}
+		if v, ok := strings.CutPrefix(strings.ReplaceAll(req.Specifier.String(), " ", ""), "=="); ok && !strings.ContainsAny(v, ",*=") {
+			version = v
+		}
+		return version, true
+	}
+	return "", false
 }
 
 // looseTorch notes a package that builds against torch without saying which.

@@ -210,7 +210,7 @@ func TestSettings(t *testing.T) {
   Flash_Attn:
     versions: ["1.0"]
     source: {git: "https://git.example/x", ref: "v{version}"}
-    build_args: --verbose 'two words'
+    build_args: --verbose --no-build-isolation -C'opt=two words' --global-option=--fast
     env:
       A: "{package} {toolkit} {toolkit_version} {python_tag} {arch_numbers} {{literal}}"
       JOBS: 4
@@ -232,10 +232,10 @@ func TestSettings(t *testing.T) {
 	if s.Image != "base:12.8" || s.Source.Ref != "v1.0" || !s.Source.Submodules || s.Frontend != "uv" {
 		t.Errorf("Settings = %+v", s)
 	}
-	if diff := cmp.Diff([]string{"--verbose", "two words"}, s.BuildArgs); diff != "" {
+	if diff := cmp.Diff([]string{"--verbose"}, s.BuildArgs); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(map[string][]string{"opt": {"ubuntu-22.04", "b"}}, s.ConfigSettings); diff != "" {
+	if diff := cmp.Diff(map[string][]string{"opt": {"ubuntu-22.04", "b", "two words"}, "--global-option": {"--fast"}}, s.ConfigSettings); diff != "" {
 		t.Error(diff)
 	}
 	if s.Resources.Jobs != 1 || s.Resources.MemoryPerJobBytes != 5<<30 || s.Resources.WallTime != matrix.Seconds(2*time.Hour) {
@@ -303,7 +303,10 @@ func TestOwnTorch(t *testing.T) {
     matrix:
       - {cuda: "12.1.0", torch: "2.6.0", python: "3.12"}
 `
-	for source, ok := range map[string]bool{"{system: true}": true, "{path: /srv/torch}": true, "{index: https://mirror.example/whl}": false} {
+	for source, ok := range map[string]bool{
+		"{system: true}": true, "{path: /srv/torch}": true, "{index: https://mirror.example/whl}": false,
+		"{index: https://mirror.example/whl/cu124}\n    build: {cuda_check: bypass}": true,
+	} {
 		if p := parse(t, strings.Replace(doc, "SOURCE", source, 1)).Plan(matrix.Options{}); (p.Err() == nil) != ok {
 			t.Errorf("%s: %v", source, p.Err())
 		}

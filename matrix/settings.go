@@ -64,8 +64,17 @@ type PatchSettings struct {
 	Count   int    `json:"count,omitempty"`
 }
 
-// TestSettings is the smoke test.
+// How a row is tested: see [TestSettings].
+const (
+	TestImport  = "import"
+	TestInstall = "install"
+	TestSdist   = "sdist"
+	TestNone    = "none"
+)
+
+// TestSettings is the test of a row. Kind is one of the constants above.
 type TestSettings struct {
+	Kind        string   `json:"kind"`
 	Image       string   `json:"image,omitempty"`
 	Imports     []string `json:"imports"`
 	Expressions []string `json:"expressions,omitempty"`
@@ -418,6 +427,9 @@ func (b *rowBuilder) settings(r *Row) Settings {
 			s.ConfigSettings[e.Key.Value] = append(s.ConfigSettings[e.Key.Value], b.render(r, parseTemplate(v, b.g.pkg.customAxes, &diag.List{})))
 		}
 	}
+	for _, e := range b.g.buildArgs.config {
+		s.ConfigSettings[e.Key.Value] = slices.Concat(s.ConfigSettings[e.Key.Value], e.Value)
+	}
 	return s
 }
 
@@ -425,21 +437,18 @@ func (b *rowBuilder) settings(r *Row) Settings {
 func sharedSettings(g *boundGroup) Settings {
 	spec := g.pkg.spec
 	s := Settings{
-		Env: map[string]string{}, ExtraDeps: append(values(spec.ExtraDeps), values(g.shared.ExtraDeps)...), BuildArgs: orEmpty(g.pkg.buildArgs),
-		Frontend: "build", Isolation: spec.Build.Isolation.Value, Network: spec.Build.Network.Value, RuntimeTorch: "any", CUDACheck: "strict", Description: spec.Description.Value,
+		Env: map[string]string{}, ExtraDeps: append(values(spec.ExtraDeps), values(g.shared.ExtraDeps)...), BuildArgs: orEmpty(g.buildArgs.words),
+		Frontend: frontendOf(spec), Isolation: spec.Build.Isolation.Value, Network: spec.Build.Network.Value, RuntimeTorch: "any", CUDACheck: "strict", Description: spec.Description.Value,
 		Test: TestSettings{
-			Imports: values(spec.TestImport), Expressions: values(spec.Test.Expressions), Requires: values(spec.Test.Requires),
-			RequiresGPU: spec.Test.RequiresGPU.Value, Timeout: Seconds(10 * time.Minute),
+			Kind: g.test.Kind.Value, Imports: values(g.testImport), Expressions: values(g.test.Expressions), Requires: values(g.test.Requires),
+			RequiresGPU: g.test.RequiresGPU.Value, Timeout: Seconds(10 * time.Minute),
 		},
 	}
 	if len(s.Test.Imports) == 0 {
 		s.Test.Imports = []string{wheel.FileName(g.pkg.name)}
 	}
-	if spec.Test.Timeout.IsSet() {
-		s.Test.Timeout = Seconds(spec.Test.Timeout.Value)
-	}
-	if spec.Build.Frontend.IsSet() {
-		s.Frontend = spec.Build.Frontend.Value
+	if g.test.Timeout.IsSet() {
+		s.Test.Timeout = Seconds(g.test.Timeout.Value)
 	}
 	if spec.RuntimeTorch.IsSet() {
 		s.RuntimeTorch = spec.RuntimeTorch.Value
@@ -449,7 +458,7 @@ func sharedSettings(g *boundGroup) Settings {
 	}
 	for _, command := range imageSetup(g.pkg, g.shared) {
 		words, _ := splitWords(command.Value)
-		s.ImageSetup = append(s.ImageSetup, words) // templates as written: part of the digest
+		s.ImageSetup = append(s.ImageSetup, wordTexts(words)) // templates as written: part of the digest
 	}
 	switch torch := torchSource(g.pkg, g.shared); {
 	case torch.System.Value:
@@ -464,6 +473,12 @@ func sharedSettings(g *boundGroup) Settings {
 			s.ConfigSettings = map[string][]string{}
 		}
 		s.ConfigSettings[e.Key.Value] = values(e.Value) // templates as written: part of the digest
+	}
+	for _, e := range g.buildArgs.config {
+		if s.ConfigSettings == nil {
+			s.ConfigSettings = map[string][]string{}
+		}
+		s.ConfigSettings[e.Key.Value] = slices.Concat(s.ConfigSettings[e.Key.Value], e.Value)
 	}
 	for _, rule := range spec.Audit {
 		if s.Audit == nil {

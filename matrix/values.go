@@ -3,6 +3,7 @@ package matrix
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,6 +87,8 @@ type (
 	CUDACheck struct{ Text }
 	// AuditSeverity says how bad the findings of an audit rule are.
 	AuditSeverity struct{ Text }
+	// TestKind says how a row is tested.
+	TestKind struct{ Text }
 	// Sandbox is where rows are built.
 	Sandbox struct{ Text }
 	// Trigger is what starts a workflow.
@@ -130,6 +133,9 @@ func (RuntimeTorch) choices() []string { return []string{"any", "minor", "exact"
 func (CUDACheck) choices() []string    { return []string{"strict", "bypass"} }
 func (AuditSeverity) choices() []string {
 	return []string{"off", "note", "warning", "error"}
+}
+func (TestKind) choices() []string {
+	return []string{"import", "install", "sdist", "none"}
 }
 func (Trigger) choices() []string { return []string{"push", "tag"} }
 func (Sandbox) choices() []string { return []string{"docker", "podman", "host"} }
@@ -245,6 +251,41 @@ func (r *RuntimeTorch) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &r.Tex
 func (u *CUDACheck) decodeNode(d *decoder, n *yaml.Node)    { d.choice(n, &u.Text, u.choices()) }
 
 func (a *AuditSeverity) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &a.Text, a.choices()) }
+
+func (k *TestKind) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &k.Text, k.choices()) }
+
+// decodeNode reads a test as a map or as its kind alone.
+func (t *Test) decodeNode(d *decoder, n *yaml.Node) {
+	if n.Kind != yaml.ScalarNode {
+		d.structure(n, reflect.ValueOf(t).Elem())
+		return
+	}
+	t.place = d.place(n)
+	d.value(n, &t.Kind)
+}
+
+// with returns the test with what other sets.
+func (t Test) with(other Test) Test {
+	if other.Kind.IsSet() {
+		t.Kind = other.Kind
+	}
+	if other.Expressions != nil {
+		t.Expressions = other.Expressions
+	}
+	if other.Requires != nil {
+		t.Requires = other.Requires
+	}
+	if other.RequiresGPU.IsSet() {
+		t.RequiresGPU = other.RequiresGPU
+	}
+	if other.Image.IsSet() {
+		t.Image = other.Image
+	}
+	if other.Timeout.IsSet() {
+		t.Timeout = other.Timeout
+	}
+	return t
+}
 
 func (s *Sandbox) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &s.Text, s.choices()) }
 

@@ -234,6 +234,10 @@ func inWords(src *source, e ast.Expr, r rule, nonempty, plural bool) (string, er
 	}
 	if p := partOf(name); p != nil {
 		word, _ := pick(p.one, p.many)
+		if short, ok := shortForms[name]; ok {
+			words, err := inWords(src, ast.NewIdent(short), rule{}, false, false)
+			return words + ", or a [" + word + "](#" + slug(p.heading) + ")", err
+		}
 		return "[" + word + "](#" + slug(p.heading) + ")", nil
 	}
 	return "", fmt.Errorf("no words for the type %s", name)

@@ -163,11 +163,12 @@ var rules = map[string]rule{
 	"Single.Torch":   {values: "torchVersion"},
 	"Single.Axes":    {keys: "axisName", values: "axisValue"},
 
-	"Shared.Arch":      {words: "architecture list or the name of one"},
-	"Shared.Env":       {keys: "variableName"},
-	"Shared.ExtraDeps": {values: "requirement"},
-	"Shared.WheelTag":  {values: "wheelTag"},
-	"Shared.Platform":  {values: "platformTag"},
+	"Shared.Arch":       {words: "architecture list or the name of one"},
+	"Shared.Env":        {keys: "variableName"},
+	"Shared.ExtraDeps":  {values: "requirement"},
+	"Shared.TestImport": {values: "moduleName"},
+	"Shared.WheelTag":   {values: "wheelTag"},
+	"Shared.Platform":   {values: "platformTag"},
 
 	"Match.Kind":    {values: "namePattern"},
 	"Match.Version": {values: "versionPattern"},
@@ -181,6 +182,9 @@ var rules = map[string]rule{
 	"Patch.Find":    {values: "nonemptyText"},
 	"Test.Requires": {values: "requirement"},
 }
+
+// shortForms are the structs that may be written as one word, with the type of that word.
+var shortForms = map[string]string{"Test": "TestKind"}
 
 // defaults are the values that stand in for keys left out, where that is one fixed
 // value. The comment of the field must name it too.
@@ -236,12 +240,16 @@ var leftOut = map[string]string{
 	"Shared.ImageSetup":   "as the package",
 	"Shared.TorchSource":  "as the package",
 	"Shared.ExtraDeps":    "as the package",
+	"Shared.BuildArgs":    "as the package",
+	"Shared.TestImport":   "as the package",
+	"Shared.Test":         "as the package",
 	"Shared.LocalVersion": "as the package",
 	"Shared.WheelTag":     "as the package",
 	"Shared.Resources":    "as the package",
 	"Shared.Platform":     "the platform of `os`",
 
 	"Patch.Count":      "at least one",
+	"Test.Kind":        "`import` for wheels, `sdist` for sdist rows",
 	"Test.RequiresGPU": "`false`",
 	"Test.Image":       "the image of the build, `-runtime` in place of `-devel`",
 

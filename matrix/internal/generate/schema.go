@@ -185,6 +185,10 @@ func (b *schemaBuilder) typ(e ast.Expr, r rule, nonempty bool) (*jsonschema.Sche
 		}
 		b.defs[name] = s
 	}
+	if short, ok := shortForms[name]; ok {
+		word, err := b.typ(ast.NewIdent(short), rule{}, false)
+		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{word, ref(name)}}, err
+	}
 	return ref(name), nil
 }
 

@@ -1,18 +1,21 @@
 // Command generate adds snapshots to the tables that are built into package audit:
 //
-//	go run ./audit/internal/generate torch-2.9.0-cp312-cp312-manylinux_2_28_x86_64.whl
+//	go run ./audit/internal/generate torch==2.9.0
 //	go run ./audit/internal/generate python-3.14-linux_x86_64-….kilnsnap
 //
-// It takes torch wheels, folders with an installed torch, and files of `kiln audit snapshot`. A
-// release that is in its table already, for the same platform, is replaced. Run it in the root of
-// the repository.
+// It takes requirements of torch, whose wheels pip downloads, torch wheels, folders with an
+// installed torch, and files of `kiln audit snapshot`. A release that is in its table already, for
+// the same platform, is replaced. Run it in the root of the repository. KILN_PYTHON names the Python
+// with pip, python3 otherwise.
 package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,11 +27,11 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: go run ./audit/internal/generate TORCH.whl|FOLDER|SNAPSHOT…")
+		fmt.Fprintln(os.Stderr, "usage: go run ./audit/internal/generate torch==VERSION|TORCH.whl|FOLDER|SNAPSHOT…")
 		os.Exit(2)
 	}
 	for _, source := range os.Args[1:] {
-		if err := add("audit/snapshots", source); err != nil {
+		if err := add(context.Background(), "audit/snapshots", source); err != nil {
 			fmt.Fprintln(os.Stderr, "generate:", err)
 			os.Exit(1)
 		}
@@ -36,8 +39,18 @@ func main() {
 }
 
 // add puts what source has into the table of its kind in dir.
-func add(dir, source string) error {
-	s, err := audit.OpenSnapshot(context.Background(), source, audit.SnapshotOptions{})
+func add(ctx context.Context, dir, source string) error {
+	if strings.HasPrefix(source, "torch==") {
+		folder, err := os.MkdirTemp("", "kiln-torch-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(folder)
+		if source, err = download(ctx, folder, source); err != nil {
+			return err
+		}
+	}
+	s, err := audit.OpenSnapshot(ctx, source, audit.SnapshotOptions{})
 	if err != nil {
 		return err
 	}
@@ -69,6 +82,31 @@ func add(dir, source string) error {
 	}
 	fmt.Printf("%s: %s; %d releases, %d bytes\n", file, added[0].Label, len(all), len(data))
 	return nil
+}
+
+// download fetches a wheel from the package index that pip is set up for, and returns its path.
+func download(ctx context.Context, folder, requirement string) (string, error) {
+	args := []string{
+		"-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", folder,
+		"--implementation", "cp", "--python-version", "3.12",
+	}
+	// torch was manylinux1 up to 2.6, by its tag.
+	for _, platform := range []string{"manylinux_2_28_x86_64", "manylinux1_x86_64"} {
+		args = append(args, "--platform", platform)
+	}
+	cmd := exec.CommandContext(ctx, cmp.Or(os.Getenv("KILN_PYTHON"), "python3"), append(args, requirement)...)
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("pip download %s: %w", requirement, err)
+	}
+	wheels, err := filepath.Glob(filepath.Join(folder, "torch-*.whl"))
+	if err == nil && len(wheels) != 1 {
+		err = fmt.Errorf("pip download %s: %d wheels of torch, want 1", requirement, len(wheels))
+	}
+	if err != nil {
+		return "", err
+	}
+	return wheels[0], nil
 }
 
 // releases reads a whole table.

@@ -400,6 +400,27 @@ packages:
 	}
 }
 
+// TestFindCUDA: a toolkit is found where only PATH names it, as kiln doctor finds it.
+func TestFindCUDA(t *testing.T) {
+	p := newProject(t, map[string]string{
+		"packages.yml": `
+packages:
+  good: {versions: ["1.0"], source: {path: good}, extra_deps: [build, setuptools], test_import: _good, audit: {no-gpu-code: off}, matrix: [{python: "PYTHON", cuda: "12.9.1"}]}
+`,
+		"good/setup.py": fmt.Sprintf(setupPy, "good", "", "_good"), "good/native.c": native("_good"),
+		"toolkit/bin/nvcc": "#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.86'\n",
+	})
+	home := filepath.Join(p.dir, "toolkit")
+	if err := os.Chmod(filepath.Join(home, "bin", "nvcc"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	p.opts.Path = filepath.Join(home, "bin") + string(filepath.ListSeparator) + p.opts.Path
+	r := p.build().Rows[0]
+	if r.Record == nil || r.Record.Tools.CUDAHome != home || r.Record.Tools.CUDAVersion != "12.9.86" {
+		t.Errorf("%+v\n%s", r, p.log(r))
+	}
+}
+
 // TestRecipeDigest: what affects the files changes the digests, what does not, does not.
 func TestRecipeDigest(t *testing.T) {
 	row := matrix.Row{ID: "demo", Package: "demo", Version: "1.0", Kind: matrix.KindWheel, Python: "3.12", CUDA: "12.8.1", Torch: "2.9.0", Arch: "8.0", Platform: "linux_x86_64", WheelTag: "cp312-cp312"}

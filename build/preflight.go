@@ -24,6 +24,9 @@ func preflight(ctx context.Context, a *attempt) error {
 	if len(a.Torch) > 0 {
 		args = append(args, "torch")
 	}
+	if a.Row.CUDA != "" {
+		args = append(append(args, "nvcc"), machine.CUDAHomes(compat.Minor(a.Row.CUDA))...)
+	}
 	var f facts
 	if err := a.script(ctx, box, venvPython(box, a.venv), a.scripts(), "facts.py", sortedEnv(env), &f, args...); err != nil {
 		return err
@@ -117,18 +120,13 @@ func (a *attempt) warn(format string, args ...any) {
 	a.record.Warnings = append(a.record.Warnings, text)
 }
 
-// findCUDA looks for the toolkit of the row's version: where the row's variables say, in
-// the usual places, in the virtual environment (packages of PyPI), on PATH.
+// findCUDA looks for the toolkit of the row's version: where the row's variables say, or in the
+// places of package machine, which kiln doctor looks in too, and on PATH.
 func (a *attempt) findCUDA(ctx context.Context, env map[string]string) error {
 	minor := compat.Minor(a.Row.CUDA)
-	major, _, _ := strings.Cut(minor, ".")
-	var homes []string
+	homes := a.facts.CUDAHomes
 	if given := a.Settings.Env["CUDA_HOME"]; given != "" {
 		homes = []string{given}
-	} else {
-		homes = []string{
-			"/usr/local/cuda-" + minor, "/usr/local/cuda", path.Join(a.facts.SitePackages, "nvidia", "cu"+major), "/usr",
-		}
 	}
 	var found []string
 	for _, home := range homes {

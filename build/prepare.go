@@ -31,6 +31,7 @@ type facts struct {
 	SitePackages string            `json:"site_packages"`
 	Libc         string            `json:"libc"`
 	Ninja        string            `json:"ninja"`
+	CUDAHomes    []string          `json:"cuda_homes"`
 	Distribution string            `json:"distribution"`
 	OSName       string            `json:"os_name"`
 	Packages     map[string]string `json:"packages"`

@@ -46,6 +46,29 @@ func NVCCRelease(text string) (release, full string) {
 	return "", ""
 }
 
+// cudaFolders are the places in which a toolkit is looked for on Linux besides variables and PATH,
+// in the order of precedence. A star stands for a version. Relative ones are in folders of Python
+// packages: nvcc from PyPI is in one folder for all parts since CUDA 13, in one of its own before.
+var cudaFolders = []struct{ dir, name string }{
+	{"/usr/local", "cuda"}, {"/usr/local", "cuda-*"}, {"/opt", "cuda"}, {"nvidia", "cu*"}, {"nvidia", "cuda_nvcc"},
+}
+
+// CUDAHomes lists the places of a toolkit of one version, such as "12.8", for a system whose folders
+// cannot be listed. Relative ones are in folders of Python packages.
+func CUDAHomes(version string) []string {
+	major, _, _ := strings.Cut(version, ".")
+	var homes []string
+	for _, f := range cudaFolders {
+		prefix, _, versioned := strings.Cut(f.name, "*")
+		homes = append(homes, f.dir+"/"+prefix)
+		if versioned {
+			homes[len(homes)-1] += version
+			homes = append(homes, f.dir+"/"+prefix+major)
+		}
+	}
+	return homes
+}
+
 // cudaCandidate is a place where a toolkit may be.
 type cudaCandidate struct{ home, source string }
 
@@ -89,20 +112,31 @@ func (p *prober) cudaPlaces() []cudaCandidate {
 		for _, v := range p.versionedDirs(base, "v") {
 			add(p.path(base, v), base)
 		}
-	} else {
-		add("/usr/local/cuda", "/usr/local/cuda")
-		for _, d := range p.versionedDirs("/usr/local", "cuda-") {
-			add("/usr/local/"+d, "/usr/local")
-		}
-		add("/opt/cuda", "/opt/cuda")
 	}
-	// nvcc from PyPI: one folder for all parts since CUDA 13, one for each before.
-	for _, site := range p.m.Python.SitePackages {
-		base := p.path(site, "nvidia")
-		for _, d := range p.versionedDirs(base, "cu") {
-			add(p.path(base, d), "site-packages")
+	for _, f := range cudaFolders {
+		bases, source := p.m.Python.SitePackages, "site-packages"
+		if strings.HasPrefix(f.dir, "/") {
+			if p.OS == "windows" {
+				continue
+			}
+			bases, source = []string{""}, f.dir
 		}
-		add(p.path(base, "cuda_nvcc"), "site-packages")
+		prefix, _, versioned := strings.Cut(f.name, "*")
+		for _, base := range bases {
+			dir := f.dir
+			if base != "" {
+				dir = p.path(base, f.dir)
+			}
+			names := []string{f.name}
+			if versioned {
+				names = p.versionedDirs(dir, prefix)
+			} else if base == "" {
+				source = f.dir + "/" + f.name
+			}
+			for _, name := range names {
+				add(p.path(dir, name), source)
+			}
+		}
 	}
 	return out
 }

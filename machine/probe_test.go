@@ -689,3 +689,31 @@ func TestProbeCache(t *testing.T) {
 		}
 	}
 }
+
+// TestCUDAHomes: kiln doctor finds a toolkit in each of the places that builds are told of.
+func TestCUDAHomes(t *testing.T) {
+	homes := machine.CUDAHomes("12.8")
+	want := []string{
+		"/usr/local/cuda", "/usr/local/cuda-12.8", "/usr/local/cuda-12", "/opt/cuda", "nvidia/cu12.8", "nvidia/cu12", "nvidia/cuda_nvcc",
+	}
+	if diff := cmp.Diff(want, homes); diff != "" {
+		t.Errorf("places (-want +got):\n%s", diff)
+	}
+	for _, home := range homes {
+		if !strings.HasPrefix(home, "/") {
+			home = "/venv/lib/python3.12/site-packages/" + home
+		}
+		f := machinetest.Workstation()
+		f.Env = []string{"PATH=/venv/bin:/usr/bin", "VIRTUAL_ENV=/venv"}
+		for name, text := range f.Programs {
+			if rest, ok := strings.CutPrefix(name, "/usr/local/cuda/"); ok {
+				delete(f.Programs, name)
+				f.Programs[home+"/"+rest] = text
+			}
+		}
+		m := machine.Probe(t.Context(), f.Host(), machine.ProbeOptions{})
+		if len(m.CUDA) != 1 || m.CUDA[0].Home != home || m.CUDA[0].Version != "12.8" {
+			t.Errorf("%s: found %+v", home, m.CUDA)
+		}
+	}
+}

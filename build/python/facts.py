@@ -2,7 +2,7 @@
 
 Run with any Python from 3.8 on, with or without pip and torch. Arguments: the folder of
 the source (or "-"), a folder that has pip (or "-"), then "torch" if torch is to be
-imported.
+imported, then "nvcc" and places of CUDA toolkits if those that have it are wanted.
 """
 
 import importlib.metadata as metadata
@@ -100,5 +100,13 @@ if "torch" in sys.argv[3:]:
         }
     except Exception as e:  # whatever a broken torch raises is the finding
         facts["torch_error"] = "%s: %s" % (type(e).__name__, e)
+
+if "nvcc" in sys.argv[3:]:
+    # Relative places are folders of this environment's packages.
+    homes = [os.path.join(facts["site_packages"], home) for home in sys.argv[sys.argv.index("nvcc") + 1 :]]
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        homes.append(os.path.dirname(os.path.dirname(nvcc)))
+    facts["cuda_homes"] = [home for home in homes if os.access(os.path.join(home, "bin", "nvcc"), os.X_OK)]
 
 json.dump(facts, sys.stdout)

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -20,20 +22,27 @@ import (
 func (a *app) modelCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "model",
-		Short: "Compile, inspect and verify EXL2 models",
+		Short: "Compile, inspect and verify EXL2 models; reshard and compare models",
 		Long: `Turns a finished EXL2 quantization into a folder that exllamav2, TabbyAPI and
-text-generation interfaces load, and looks into such folders. Needs no GPU and no Python.`,
+text-generation interfaces load, and looks into such folders. reshard and diff take any model
+in safetensors files. Needs no GPU and no Python.`,
 		Example: "  kiln model compile --job work/ --out my-model-exl2-4.0bpw",
 	}
-	cmd.AddCommand(a.modelCompileCommand(), a.modelPlanCommand(), a.modelInspectCommand(), a.modelVerifyCommand())
+	cmd.AddCommand(a.modelCompileCommand(), a.modelPlanCommand(), a.modelInspectCommand(), a.modelVerifyCommand(),
+		a.modelReshardCommand(), a.modelDiffCommand())
 	return cmd
 }
 
 // compileFlags are the flags that decide what a compile writes.
 type compileFlags struct {
 	job, model, out string
+	jobFile         string
 	compat          bool
+	mode            exl2.Mode // as far as the user has said one
+	names           string
+	merge           bool
 	shardSize       string
+	version         string
 	manifest        string
 	skip            []string
 	asJSON          bool
@@ -43,36 +52,66 @@ func (f *compileFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.job, "job", "", "the converter's working `folder`, with job_new.json and out_tensor/ (required)")
 	flags.StringVar(&f.model, "model", "", "the source model `folder` (default: the one in the job)")
-	flags.StringVar(&f.out, "out", "", "the `folder` to write (default: the one in the job)")
+	flags.StringVar(&f.out, "out", "", "the `folder` to write (default: the one in the job; without one, the weights go into the working folder)")
+	flags.StringVar(&f.jobFile, "job-file", "", "read the job from this `file` instead of job_new.json")
 	flags.BoolVar(&f.compat, "compat", false, "write the files of the original converter, byte for byte")
 	flags.StringVar(&f.shardSize, "shard-size", "", "largest `size` of the tensors of a shard, such as \"8 GiB\", or \"none\" (default: the job's)")
 	flags.StringVar(&f.manifest, "manifest", "", "write the manifest to this `file` (default: into the folder, with --compat nowhere)")
-	flags.StringSliceVar(&f.skip, "skip", nil, "patterns of source files not to copy (default "+fmt.Sprint(exl2.DefaultSkip())+")")
+	flags.StringSliceVar(&f.skip, "skip", nil, "patterns of source files not to copy (default "+strings.Join(exl2.DefaultSkip(), ",")+")")
+	flags.StringVar(&f.names, "names", "", "how shards are named: model or output (default model, with --compat output)")
+	flags.BoolVar(&f.merge, "merge", false, "put the files into the folder and leave what else it has")
+	flags.StringVar(&f.version, "converter-version", "", "the `release` of exllamav2 that quantized, for config.json "+
+		"(default: what the job or its layers say, else "+exl2.ConverterVersion+")")
+	cmd.PreRun = func(cmd *cobra.Command, _ []string) {
+		if f.compat {
+			f.mode = exl2.Compat
+		} else if cmd.Flags().Changed("compat") {
+			f.mode = exl2.Default
+		}
+	}
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	_ = cmd.MarkFlagRequired("job")
 	for _, name := range []string{"job", "model", "out"} {
 		_ = cmd.MarkFlagDirname(name)
 	}
+	complete(cmd, "names", string(exl2.ModelNames), string(exl2.OutputNames))
+}
+
+// shardBytes reads a shard size, which is negative for "none" and 0 for nothing.
+func shardBytes(text string) (int64, error) {
+	switch text {
+	case "":
+		return 0, nil
+	case "none":
+		return -1, nil
+	}
+	size, err := units.ParseBytes(text)
+	if err != nil {
+		return 0, fmt.Errorf("--shard-size: %w", err)
+	}
+	return size, nil
+}
+
+// shardNames checks --names.
+func shardNames(text string) (exl2.Names, error) {
+	names := exl2.Names(text)
+	if names != "" && names != exl2.ModelNames && names != exl2.OutputNames {
+		return "", fmt.Errorf("--names %q: use %s or %s", text, exl2.ModelNames, exl2.OutputNames)
+	}
+	return names, nil
 }
 
 // plan reads the inputs and plans. Problems of the inputs are in the error.
 func (f *compileFlags) plan(ctx context.Context) (*exl2.Plan, error) {
-	opts := exl2.PlanOptions{Out: f.out, ManifestPath: f.manifest, Skip: f.skip}
-	if f.compat {
-		opts.Mode = exl2.Compat
+	opts := exl2.PlanOptions{Out: f.out, Mode: f.mode, Merge: f.merge, Version: f.version, ManifestPath: f.manifest, Skip: f.skip}
+	var err error
+	if opts.ShardBytes, err = shardBytes(f.shardSize); err != nil {
+		return nil, err
 	}
-	switch f.shardSize {
-	case "":
-	case "none":
-		opts.ShardBytes = -1
-	default:
-		size, err := units.ParseBytes(f.shardSize)
-		if err != nil {
-			return nil, fmt.Errorf("--shard-size: %w", err)
-		}
-		opts.ShardBytes = size
+	if opts.Names, err = shardNames(f.names); err != nil {
+		return nil, err
 	}
-	inventory, problems := exl2.ReadInventory(ctx, exl2.Options{WorkDir: f.job, ModelDir: f.model})
+	inventory, problems := exl2.ReadInventory(ctx, exl2.Options{WorkDir: f.job, JobFile: f.jobFile, ModelDir: f.model})
 	if inventory == nil {
 		return nil, problems.Err()
 	}
@@ -121,7 +160,7 @@ func (a *app) modelPlanCommand() *cobra.Command {
 
 func (a *app) modelCompileCommand() *cobra.Command {
 	var flags compileFlags
-	var dryRun, replace, strict bool
+	var dryRun, replace, strict, status bool
 	var hash string
 	cmd := &cobra.Command{
 		Use:   "compile",
@@ -149,13 +188,21 @@ sources are only read.`,
 				fmt.Fprintln(a.stderr, "warning:", n)
 			}
 			progress := ui.NewProgress(a.stderr, a.err, filepath.Base(p.Out))
+			stage := compileStatus{w: a.stdout, on: status}
 			result, err := exl2.Write(cmd.Context(), p, exl2.WriteOptions{
 				NoHash: hash == "off", Strict: strict, Replace: replace, Log: a.log,
-				Progress: func(p exl2.Progress) { progress.Set(p.Done, p.Total) },
+				Progress: func(p exl2.Progress) {
+					progress.Set(p.Done, p.Total)
+					stage.set(p)
+				},
 			})
 			progress.Close()
 			if err != nil {
 				return a.printProblems(err, flags.asJSON)
+			}
+			stage.finish()
+			for _, name := range result.Removed {
+				fmt.Fprintf(a.stderr, "warning: %s was of an earlier compile and is removed\n", filepath.Join(result.Out, name))
 			}
 			for _, n := range result.NonFinite {
 				fmt.Fprintf(a.stderr, "warning: %s; the model may compute nonsense (--strict refuses such a model)\n", n)
@@ -163,22 +210,49 @@ sources are only read.`,
 			if flags.asJSON {
 				return a.printJSON(result)
 			}
-			resumed := ""
-			if result.Resumed > 0 {
-				resumed = fmt.Sprintf(" (%s taken over from an interrupted run)", units.Count(result.Resumed, "shard"))
-			}
-			_, err = fmt.Fprintf(a.stdout, "%s: %s in %s%s, %s, %s/s\n", result.Out, units.Bytes(result.Bytes), units.Count(result.Shards, "shard"), resumed,
-				ui.Duration(result.Elapsed), units.Bytes(int64(float64(result.Bytes)/max(result.Elapsed.Seconds(), 1e-3))))
-			return err
+			return a.printWritten(result)
 		},
 	}
 	flags.register(cmd)
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the plan and write nothing")
 	cmd.Flags().BoolVar(&replace, "replace", false, "replace an existing folder, whole and in one step")
+	cmd.Flags().BoolVar(&status, "status-output", false, "print the converter's lines of progress, [STATUS]{…}[/STATUS]")
 	cmd.Flags().BoolVar(&strict, "strict", false, "stop at values that half precision cannot hold, instead of counting them")
 	cmd.Flags().StringVar(&hash, "hash", "on", "whether to compute SHA-256 digests on the way: on or off")
 	complete(cmd, "hash", "on", "off")
 	return cmd
+}
+
+// printWritten says in a line what was written, and how fast.
+func (a *app) printWritten(result *exl2.Result) error {
+	resumed := ""
+	if result.Resumed > 0 {
+		resumed = fmt.Sprintf(" (%s taken over from an interrupted run)", units.Count(result.Resumed, "shard"))
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s: %s in %s%s, %s, %s/s\n", result.Out, units.Bytes(result.Bytes), units.Count(result.Shards, "shard"), resumed,
+		ui.Duration(result.Elapsed), units.Bytes(int64(float64(result.Bytes)/max(result.Elapsed.Seconds(), 1e-3))))
+	return err
+}
+
+// compileStatus prints progress as exllamav2's converter does for programs that run it. The last
+// line, completion 1.0, comes when everything is in its place.
+type compileStatus struct {
+	w     io.Writer
+	on    bool
+	shown int64 // in parts of a hundred
+}
+
+func (s *compileStatus) set(p exl2.Progress) {
+	if at := 100 * p.Done / max(p.Total, 1); s.on && at > s.shown && at < 100 {
+		s.shown = at
+		fmt.Fprintf(s.w, "[STATUS]{\"stage\": \"Compiling\", \"completion\": %s}[/STATUS]\n", strconv.FormatFloat(float64(at)/100, 'f', -1, 64))
+	}
+}
+
+func (s *compileStatus) finish() {
+	if s.on {
+		fmt.Fprintln(s.w, `[STATUS]{"stage": "Compiling", "completion": 1.0}[/STATUS]`)
+	}
 }
 
 func (a *app) modelInspectCommand() *cobra.Command {

@@ -8,14 +8,18 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // childEnv makes the test binary compile a fixture and end; see TestMain.
@@ -28,6 +32,9 @@ type childTask struct {
 	Mode   Mode
 	NoHash bool
 	KillAt int // the child kills itself at this call of Progress; 0 means never
+
+	Reshard    string // instead of a compile: a model to reshard into Out, or in place if that is empty
+	ShardBytes int64
 }
 
 func TestMain(m *testing.M) {
@@ -45,12 +52,19 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func (c childTask) run() error {
+func (c childTask) plan() (*Plan, error) {
+	if c.Reshard != "" {
+		return PlanReshard(context.Background(), c.Reshard, ReshardOptions{Out: c.Out, ShardBytes: c.ShardBytes})
+	}
 	inv, ps := ReadInventory(context.Background(), Options{WorkDir: c.Work})
 	if err := ps.Err(); err != nil {
-		return err
+		return nil, err
 	}
-	p, err := inv.Plan(PlanOptions{Out: c.Out, Mode: c.Mode})
+	return inv.Plan(PlanOptions{Out: c.Out, Mode: c.Mode, ShardBytes: c.ShardBytes})
+}
+
+func (c childTask) run() error {
+	p, err := c.plan()
 	if err != nil {
 		return err
 	}
@@ -166,6 +180,164 @@ func TestKilledAtRandom(t *testing.T) { killLoop(t, 12) }
 func TestE2EKilledAtRandom(t *testing.T) {
 	needE2E(t)
 	killLoop(t, 150)
+}
+
+// killReshard divides models anew, in place and into another folder, with kill -9 at random moments
+// until want of them hit. The model that is resharded in place is whole at every moment.
+func killReshard(t *testing.T, want int) {
+	dir := t.TempDir()
+	fx := &fixture{Seed: 11, Arch: "MixtralForCausalLM", Limit: 0.03, Set: map[string]any{"num_local_experts": 3, "num_hidden_layers": 3}}
+	fx.make(t, dir)
+	original := filepath.Join(dir, "original")
+	if err := compileFixture(t, fx, PlanOptions{Out: original}, WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(2, uint64(time.Now().UnixNano())))
+	kills, finished := 0, 0
+	for round := 0; kills < want; round++ {
+		size := int64(10_000 + r.IntN(40_000))
+		wanted := filepath.Join(dir, "wanted-"+strconv.Itoa(round))
+		reshard(t, original, ReshardOptions{Out: wanted, ShardBytes: size}, WriteOptions{})
+		model := filepath.Join(dir, "model-"+strconv.Itoa(round))
+		if err := os.CopyFS(model, os.DirFS(original)); err != nil {
+			t.Fatal(err)
+		}
+		task := childTask{Reshard: model, ShardBytes: size, NoHash: round%4 == 3}
+		out := model
+		if round%2 == 1 {
+			task.Out = filepath.Join(dir, "out-"+strconv.Itoa(round))
+			out = task.Out
+		}
+		for inRound := 0; ; {
+			task.KillAt = 0
+			byTime := r.IntN(2) == 0
+			if !byTime && inRound < 20 {
+				task.KillAt = 1 + r.IntN(40)
+			}
+			cmd := task.start(t)
+			if byTime && inRound < 20 {
+				time.Sleep(time.Duration(r.IntN(120)) * time.Millisecond)
+				_ = cmd.Process.Kill()
+			}
+			err := cmd.Wait()
+			for _, folder := range []string{model, out} {
+				if _, err := os.Lstat(folder); err != nil && folder == out && folder != model {
+					continue
+				}
+				d, err := Diff(t.Context(), original, folder, DiffOptions{})
+				if err != nil || !d.Same() {
+					t.Fatalf("round %d after %d kills: %s: %v %+v", round, inRound, folder, err, d)
+				}
+			}
+			if killed(err) {
+				kills++
+				inRound++
+				continue
+			}
+			if err != nil {
+				// The run before it was killed after it had published.
+				if ps, ok := asProblems(err); task.Out == "" || !ok || !ps.Has(BadOutput) {
+					t.Fatalf("round %d: %v", round, err)
+				}
+			}
+			break
+		}
+		finished++
+		got, want := hashDir(t, out), hashDir(t, wanted)
+		if task.NoHash { // sizes only in its manifest
+			delete(got, ManifestName)
+			delete(want, ManifestName)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("round %d: files differ (-want +got):\n%s", round, diff)
+		}
+		for _, pattern := range []string{".model-*", ".out-*"} {
+			if left, _ := filepath.Glob(filepath.Join(dir, pattern)); len(left) > 0 {
+				t.Fatalf("left behind: %v", left)
+			}
+		}
+		for _, d := range []string{wanted, model, out} {
+			if err := os.RemoveAll(d); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	t.Logf("%d kills in %d runs that ended with the same files", kills, finished)
+}
+
+func TestReshardKilledAtRandom(t *testing.T) { killReshard(t, 12) }
+
+func TestE2EReshardKilledAtRandom(t *testing.T) {
+	needE2E(t)
+	killReshard(t, 150)
+}
+
+// killWorkingFolder compiles into working folders with kill -9 at random moments.
+func killWorkingFolder(t *testing.T, want int) {
+	dir := t.TempDir()
+	fx := &fixture{Seed: 11, Arch: "MixtralForCausalLM", Limit: 0.03, Set: map[string]any{"num_local_experts": 3, "num_hidden_layers": 3}}
+	fx.make(t, dir)
+	fx.setJob(t, "compile_full", nil)
+	inputs := hashDir(t, fx.work)
+	r := rand.New(rand.NewPCG(3, uint64(time.Now().UnixNano())))
+	kills, finished := 0, 0
+	for round := 0; kills < want; round++ {
+		size := int64(20_000 + r.IntN(40_000))
+		whole := filepath.Join(dir, "whole")
+		if err := compileFixture(t, fx, PlanOptions{Out: whole, Mode: Compat, ShardBytes: size}, WriteOptions{Replace: true}); err != nil {
+			t.Fatal(err)
+		}
+		for inRound := 0; ; {
+			task := childTask{Work: fx.work, ShardBytes: size}
+			byTime := r.IntN(2) == 0
+			if !byTime && inRound < 20 {
+				task.KillAt = 1 + r.IntN(40)
+			}
+			cmd := task.start(t)
+			if byTime && inRound < 20 {
+				time.Sleep(time.Duration(r.IntN(120)) * time.Millisecond)
+				_ = cmd.Process.Kill()
+			}
+			if err := cmd.Wait(); killed(err) {
+				kills++
+				inRound++
+				if left, _ := filepath.Glob(filepath.Join(fx.work, "output*")); len(left) > 0 {
+					if _, err := os.Stat(filepath.Join(fx.work, ".kiln-partial", journalName)); err != nil {
+						break // killed at the very end
+					}
+				}
+				continue
+			} else if err != nil {
+				t.Fatalf("round %d: %v", round, err)
+			}
+			break
+		}
+		finished++
+		wanted := maps.Clone(inputs)
+		for name, sum := range hashDir(t, whole) {
+			if strings.HasPrefix(name, "output") {
+				wanted[name] = sum
+			}
+		}
+		if diff := cmp.Diff(wanted, hashDir(t, fx.work)); diff != "" {
+			t.Fatalf("round %d: files differ (-want +got):\n%s", round, diff)
+		}
+		paths, _ := filepath.Glob(filepath.Join(fx.work, "output*"))
+		for _, path := range paths {
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = os.RemoveAll(filepath.Join(fx.work, ".kiln-partial"))
+	}
+	t.Logf("%d kills in %d runs that ended with the same files", kills, finished)
+}
+
+func TestWorkingFolderKilledAtRandom(t *testing.T) { killWorkingFolder(t, 12) }
+
+func TestE2EWorkingFolderKilledAtRandom(t *testing.T) {
+	needE2E(t)
+	killWorkingFolder(t, 100)
 }
 
 func TestReadOnlyTarget(t *testing.T) {

@@ -24,6 +24,7 @@ type fixture struct {
 	Set   map[string]any // overrides config.json
 	Limit float64        // shard_size in MiB
 	Plain bool           // values and files of an ordinary model instead of awkward ones
+	Tower bool           // vision tensors that compete for the room in shards, so that their order decides
 	Scale int            // thousands of tokens in the vocabulary, for tests about size; 0 means a few dozen
 
 	work, model, out string
@@ -39,19 +40,32 @@ type rawTensor struct {
 // writeSafetensors is a writer of its own: tensors in the given order, so that headers need not be
 // sorted.
 func writeSafetensors(path string, tensors []rawTensor, metadata bool) error {
+	return writeSafetensorsListed(path, tensors, metadata, nil)
+}
+
+// writeSafetensorsListed has the data of tensors in the given order, and lists them in the header in
+// the order that listed gives, if there is one.
+func writeSafetensorsListed(path string, tensors []rawTensor, metadata bool, listed []int) error {
 	var b strings.Builder
 	b.WriteByte('{')
 	if metadata {
 		b.WriteString(`"__metadata__":{"format":"pt"}`)
 	}
 	var data []byte
-	for _, t := range tensors {
+	entries := make([]string, len(tensors))
+	for i, t := range tensors {
+		shape := strings.ReplaceAll(fmt.Sprint(t.shape), " ", ",")
+		entries[i] = fmt.Sprintf(`%q:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, t.name, t.dtype, shape, len(data), len(data)+len(t.data))
+		data = append(data, t.data...)
+	}
+	for i := range entries {
 		if b.Len() > 1 {
 			b.WriteByte(',')
 		}
-		shape := strings.ReplaceAll(fmt.Sprint(t.shape), " ", ",")
-		fmt.Fprintf(&b, `%q:{"dtype":"%s","shape":%s,"data_offsets":[%d,%d]}`, t.name, t.dtype, shape, len(data), len(data)+len(t.data))
-		data = append(data, t.data...)
+		if listed != nil {
+			i = listed[i]
+		}
+		b.WriteString(entries[i])
 	}
 	b.WriteByte('}')
 	for b.Len()%8 != 0 {
@@ -102,6 +116,23 @@ func plainFloats(r *rand.Rand, _ tensor.DType, n int64) []byte {
 		b = binary.LittleEndian.AppendUint16(b, uint16(tensor.BFloat16FromFloat32(float32(r.NormFloat64()))))
 	}
 	return b
+}
+
+// oddTensor is a tensor of a vision part as it is found in real ones: positions as integers, masks,
+// scales in eight bits.
+func oddTensor(r *rand.Rand, name string) rawTensor {
+	dtype := []tensor.DType{tensor.I64, tensor.U8, tensor.Bool, tensor.I8, tensor.F64, tensor.F8E4M3, tensor.F8E5M2, tensor.I16, tensor.I32}[r.IntN(9)]
+	shape := []int64{int64(1 + r.IntN(5)), int64(1 + r.IntN(40))}
+	if r.IntN(4) == 0 {
+		shape = []int64{}
+	}
+	data := make([]byte, elements(shape)*int64(dtype.Bits())/8)
+	for i := range data {
+		if data[i] = byte(r.Uint32()); dtype == tensor.Bool {
+			data[i] &= 1
+		}
+	}
+	return rawTensor{name, dtype, shape, data}
 }
 
 func elements(shape []int64) int64 {
@@ -267,6 +298,13 @@ func (fx *fixture) make(t testing.TB, dir string) {
 
 func (fx *fixture) write(dir string) error {
 	r := rand.New(rand.NewPCG(fx.Seed, 0x6b696c6e))
+	odd := rand.New(rand.NewPCG(fx.Seed, 0x6f6464)) // header orders and types, apart from everything else
+	order := func(tensors []rawTensor) []int {
+		if fx.Plain || odd.IntN(2) == 0 {
+			return nil
+		}
+		return odd.Perm(len(tensors))
+	}
 	if fx.Arch == "" {
 		names := append(Architectures(), "SomethingNewForCausalLM")
 		fx.Arch = names[r.IntN(len(names))]
@@ -332,7 +370,8 @@ func (fx *fixture) write(dir string) error {
 					out = vocab
 				}
 				path := filepath.Join(fx.work, "out_tensor", p.key+".safetensors")
-				if err := writeSafetensors(path, quantized(r, p.key, p.in, out, p.bias), false); err != nil {
+				ts := quantized(r, p.key, p.in, out, p.bias)
+				if err := writeSafetensorsListed(path, ts, false, order(ts)); err != nil {
 					return err
 				}
 				if p.role == "lm_head" && m.headOptional {
@@ -372,6 +411,17 @@ func (fx *fixture) write(dir string) error {
 			shape := []int64{int64(1 + r.IntN(40)), int64(1 + r.IntN(30))}
 			source = append(source, rawTensor{fmt.Sprintf("%spart%d.%d.weight", prefix, i, j), dtype, shape, randomFloats(r, dtype, elements(shape))})
 		}
+		for j := range odd.IntN(3) {
+			source = append(source, oddTensor(odd, fmt.Sprintf("%sodd%d.%d", prefix, i, j)))
+		}
+		for j := 0; fx.Tower && j < 4; j++ {
+			data := make([]byte, int(fx.Limit*(1<<20)*(0.2+0.2*odd.Float64())))
+			for k := range data {
+				data[k] = byte(odd.Uint32())
+			}
+			name := fmt.Sprintf("%stable%d.%d", prefix, i, odd.IntN(1e6))
+			source = append(source, rawTensor{name, []tensor.DType{tensor.U8, tensor.I8}[j%2], []int64{int64(len(data))}, data})
+		}
 	}
 	if fx.Arch == "Gemma3ForConditionalGeneration" && r.IntN(2) == 0 {
 		source = append(source, rawTensor{"multi_modal_projector.mm_input_projection_weight", tensor.BF16, []int64{3, 5}, randomFloats(r, tensor.BF16, 15)})
@@ -383,7 +433,7 @@ func (fx *fixture) write(dir string) error {
 		r.Shuffle(len(source), func(i, j int) { source[i], source[j] = source[j], source[i] })
 		files += r.IntN(3)
 	}
-	if i := r.IntN(len(source)); files > 1 && i%files != len(source)%files && source[i].dtype != tensor.U8 && r.IntN(2) == 0 {
+	if i := r.IntN(len(source)); files > 1 && i%files != len(source)%files && readable[source[i].dtype] && r.IntN(2) == 0 {
 		// A tensor in two files belongs to the one that is read last.
 		again := source[i]
 		again.data = randomFloats(r, again.dtype, elements(again.shape))
@@ -396,7 +446,7 @@ func (fx *fixture) write(dir string) error {
 		}
 		name := fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, files)
 		if i > 0 && r.IntN(3) == 0 {
-			if err := writeSafetensors(filepath.Join(hub, "blobs", name), part, true); err != nil {
+			if err := writeSafetensorsListed(filepath.Join(hub, "blobs", name), part, true, order(part)); err != nil {
 				return err
 			}
 			if err := os.Symlink(filepath.Join("..", "..", "blobs", name), filepath.Join(fx.model, name)); err != nil {
@@ -404,7 +454,7 @@ func (fx *fixture) write(dir string) error {
 			}
 			continue
 		}
-		if err := writeSafetensors(filepath.Join(fx.model, name), part, r.IntN(2) == 0); err != nil {
+		if err := writeSafetensorsListed(filepath.Join(fx.model, name), part, r.IntN(2) == 0, order(part)); err != nil {
 			return err
 		}
 	}

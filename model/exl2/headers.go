@@ -2,18 +2,13 @@ package exl2
 
 import "github.com/kiln-build/kiln/model/safetensors"
 
-// layout plans the file of a shard. Only the default mode has metadata, which some loaders insist
-// on.
+// layout plans the file of a shard.
 func (p *Plan) layout(s *Shard) (*safetensors.Layout, error) {
 	specs := make([]safetensors.Spec, len(s.Tensors))
 	for i, t := range s.Tensors {
 		specs[i] = safetensors.Spec{Name: t.Name, DType: t.DType, Shape: t.Shape}
 	}
-	var metadata map[string]string
-	if p.Mode != Compat {
-		metadata = map[string]string{"format": "pt"}
-	}
-	return safetensors.NewLayout(specs, metadata)
+	return safetensors.NewLayout(specs, p.Metadata)
 }
 
 // shardHeader is everything in front of the shard's data.

@@ -258,7 +258,10 @@ func (d *modelDir) Lookup(name string) (safetensors.Tensor, bool) {
 
 // Open returns the data of a tensor that exists.
 func (d *modelDir) Open(name string) (io.Reader, error) {
-	t := d.index.get(name)
+	return d.open(d.index.get(name))
+}
+
+func (d *modelDir) open(t *sourceTensor) (io.Reader, error) {
 	f := d.files[t.file]
 	if f == nil {
 		var err error

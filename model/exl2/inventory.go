@@ -25,6 +25,8 @@ type Options struct {
 	WorkDir string
 	// ModelDir is the source model; empty means the one the job names.
 	ModelDir string
+	// JobFile is read instead of the job_new.json in WorkDir, if it is given.
+	JobFile string
 	// Workers is how many files are looked at at the same time; 0 means two for each processor.
 	Workers int
 }
@@ -51,6 +53,8 @@ type Tensor struct {
 	From  Source       `json:"from"`
 	// Convert is nil for tensors that are copied.
 	Convert *Convert `json:"convert,omitempty"`
+	// SHA256 is what the digest of the data must be; empty if it is not known.
+	SHA256 string `json:"sha256,omitempty"`
 }
 
 // Source is a tensor in an input file.
@@ -93,6 +97,8 @@ type Inventory struct {
 	modules [][]Tensor   // in the order of the model, tensors in the order of the parts
 	extras  []Tensor     // in the original's order; a name can be listed twice
 	files   []sourceFile // regular files of the source model that are not read as tensors
+
+	layerVersion string // release of exllamav2 that the files of the layers name, or empty
 }
 
 // sourceFile is a file of the source model that may be copied.
@@ -115,7 +121,10 @@ type sourceTensor struct {
 // is reported at once; the inventory is nil only if the job or the configuration could not be
 // understood.
 func ReadInventory(ctx context.Context, opts Options) (*Inventory, Problems) {
-	job, ps := ReadJob(opts.WorkDir)
+	if opts.JobFile == "" {
+		opts.JobFile = filepath.Join(opts.WorkDir, JobFile)
+	}
+	job, ps := readJob(opts.JobFile, opts.WorkDir)
 	if job == nil {
 		return nil, ps
 	}
@@ -127,7 +136,7 @@ func ReadInventory(ctx context.Context, opts Options) (*Inventory, Problems) {
 		opts.Workers = 2 * runtime.GOMAXPROCS(0)
 	}
 	if inv.ModelDir == "" {
-		inv.Problems.add(BadJob, filepath.Join(opts.WorkDir, JobFile), "in_dir", "the job names no source model; give one")
+		inv.Problems.add(BadJob, opts.JobFile, "in_dir", "the job names no source model; give one")
 		return nil, inv.Problems
 	}
 	if !inv.readConfig() {
@@ -322,6 +331,7 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 			l.scanned, l.m, l.ps = readLayer(dir, parts[i].key)
 		})
 	}
+	versions := layerVersions{}
 	embedding := 0 // rows of the embedding, which a head may follow instead of vocab_size
 	next := 0
 	for _, mod := range mods {
@@ -343,6 +353,7 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 				continue
 			}
 			r.checkLayer(p, l.input.Path, &l.m, embedding)
+			versions.note(l.header.Metadata)
 			in := r.input(l.input)
 			for _, suffix := range matrixSuffixes {
 				if t, ok := l.header.Lookup(p.key + "." + suffix); ok {
@@ -351,6 +362,11 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 			}
 		}
 		inv.modules = append(inv.modules, tensors)
+	}
+	inv.layerVersion = versions.last
+	if inv.Job.Version == "" && len(versions.all) > 1 {
+		r.notices = append(r.notices, fmt.Sprintf("layers were quantized by exllamav2 %s; config.json will name %s, that of the last layer",
+			strings.Join(versions.all, " and "), versions.last))
 	}
 	inv.extras = r.extras()
 	inv.Inputs = r.inputs
@@ -365,6 +381,23 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 		inv.Notices = append(inv.Notices, fmt.Sprintf("the job's last quantized module is %d, the model's last is %d", last, len(mods)-1))
 	}
 	inv.checkNames()
+}
+
+// layerVersions collects what the files of quantized layers say about the program that made them.
+type layerVersions struct {
+	all  []string
+	last string
+}
+
+func (v *layerVersions) note(metadata map[string]string) {
+	for _, key := range versionKeys {
+		if s := metadata[key]; s != "" {
+			if v.last = s; !slices.Contains(v.all, s) {
+				v.all = append(v.all, s)
+			}
+			return
+		}
+	}
 }
 
 // copied is the output tensor for bytes taken as they are.

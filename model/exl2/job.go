@@ -16,6 +16,10 @@ const JobFile = "job_new.json"
 // defaultShardMiB is the shard limit of a job without one, which is also the converter's default.
 const defaultShardMiB = 8192
 
+// versionKeys are the names under which a job, or the metadata of a quantized layer, says which
+// release of exllamav2 made it. The converter writes neither; programs around it do.
+var versionKeys = []string{"exllamav2_version", "version"}
+
 // Job is what a compile needs to know of a converter's job.
 type Job struct {
 	Dir      string `json:"dir"`       // working directory it was read from
@@ -25,6 +29,8 @@ type Job struct {
 	// shards.
 	ShardBytes int64  `json:"shard_bytes"`
 	Progress   string `json:"progress"`
+	// Version is the release of exllamav2 that quantized, if the job says; see [Inventory.Plan].
+	Version string `json:"version,omitempty"`
 
 	// Values that go into quantization_config exactly as the job has them.
 	bits, headBits, rows, length, dataset value
@@ -41,7 +47,11 @@ var progressBefore = map[string]bool{
 // ReadJob reads the job file of a working directory and reports everything wrong with it.
 // The job is usable if and only if there are no problems.
 func ReadJob(workDir string) (*Job, Problems) {
-	path := filepath.Join(workDir, JobFile)
+	return readJob(filepath.Join(workDir, JobFile), workDir)
+}
+
+// readJob reads the job of a working directory from a file that need not be in it.
+func readJob(path, workDir string) (*Job, Problems) {
 	data, err := readSmall(path, maxJobBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, Problems{{Kind: MissingFile, File: path, Message: "no job here; this is the working directory (-o) of the converter"}}
@@ -63,6 +73,9 @@ func parseJob(data []byte, path string) (*Job, Problems) {
 	used := map[string]bool{
 		"in_dir": true, "compile_full": true, "shard_size": true, "progress": true, "bits": true, "head_bits": true,
 		"dataset_rows": true, "length": true, "cal_dataset": true, "invalid": true, "q_last_module_idx": true,
+	}
+	for _, key := range versionKeys {
+		used[key] = true
 	}
 	// The measurement of a large model is tens of megabytes; it is checked, not kept.
 	root, err := parseJSONMembers(data, func(key string) bool { return used[key] })
@@ -109,6 +122,11 @@ func parseJob(data []byte, path string) (*Job, Problems) {
 	}
 	job.ModelDir = text("in_dir")
 	job.OutDir = text("compile_full")
+	for _, key := range versionKeys {
+		if job.Version == "" {
+			job.Version = text(key)
+		}
+	}
 	job.bits, job.headBits = number("bits"), number("head_bits")
 	job.rows, job.length = number("dataset_rows"), number("length")
 

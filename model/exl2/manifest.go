@@ -86,7 +86,14 @@ func newManifest(p *Plan, shards []*shardRecord, files map[string]string) *Manif
 		m.NonFinite = append(m.NonFinite, rec.Values...)
 	}
 	for _, f := range p.Files {
+		if f.unlisted {
+			continue
+		}
 		m.Files = append(m.Files, ManifestFile{Name: f.Name, Size: f.Size, SHA256: files[f.Name]})
+	}
+	if p.manifest != nil { // other shards do not make it another model
+		m.Mode, m.Architecture, m.Inputs, m.NonFinite = p.manifest.Mode, p.manifest.Architecture, p.manifest.Inputs, p.manifest.NonFinite
+		return m
 	}
 	for _, in := range p.Inputs {
 		m.Inputs = append(m.Inputs, ManifestInput{Name: in.Name, Size: in.Size, ModTime: in.ModTime.UTC(), HeaderSHA256: in.HeaderSHA256})

@@ -1,6 +1,7 @@
 package exl2
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -33,8 +35,19 @@ const (
 	// ManifestName has the digests of a compiled model, see Manifest.
 	ManifestName = "kiln-manifest.json"
 	// ConverterVersion is the version of the converter whose step this is; it goes into
-	// quantization_config.
+	// quantization_config where nothing says which release quantized.
 	ConverterVersion = "0.3.2"
+)
+
+// Names selects how shards are named. Loaders take either.
+type Names string
+
+const (
+	// ModelNames are model-00001-of-0000N.safetensors, also for a single shard.
+	ModelNames Names = "model"
+	// OutputNames are those of the original: output-00001-of-0000N.safetensors, and
+	// output.safetensors for a single shard.
+	OutputNames Names = "output"
 )
 
 // defaultSkip are the patterns of source files that the default mode does not copy: weights in
@@ -50,10 +63,15 @@ func DefaultSkip() []string { return append([]string(nil), defaultSkip...) }
 
 // PlanOptions are the decisions that are not in the inputs.
 type PlanOptions struct {
-	// Out is the output folder; empty means the one the job names.
+	// Out is the output folder; empty means the one the job names. A job that names none wants the
+	// weights, and nothing else, in its working directory; then so does the plan.
 	Out string
-	// Mode is Default unless set.
+	// Mode is Default unless set, for weights in the working directory Compat.
 	Mode Mode
+	// Names is the mode's unless set: ModelNames for Default, OutputNames for Compat.
+	Names Names
+	// Merge puts the files into an output folder that exists, and leaves its other files there.
+	Merge bool
 	// ShardBytes limits the tensor bytes of a shard; 0 means the job's limit, negative means no
 	// limit.
 	ShardBytes int64
@@ -62,16 +80,34 @@ type PlanOptions struct {
 	// ManifestPath puts the manifest elsewhere; empty means into the folder, and in compat mode
 	// nowhere.
 	ManifestPath string
-	// Version replaces ConverterVersion.
+	// Version is the release of exllamav2 that quantized. Empty means the one that the job or its
+	// layers name, else ConverterVersion.
 	Version string
 }
 
 // Plan is everything that a compile will write, down to the offset of each tensor. It is a value:
 // the same inputs and options give the same plan.
 type Plan struct {
-	Mode         Mode     `json:"mode"`
-	Out          string   `json:"out"`
-	Architecture string   `json:"architecture"`
+	Mode         Mode   `json:"mode"`
+	Out          string `json:"out"`
+	Architecture string `json:"architecture"`
+	// WeightsOnly is a plan of shards for the working directory, without the files of a model.
+	WeightsOnly bool `json:"weights_only,omitempty"`
+	// Merge means that the files are moved into the output folder one by one, and that it keeps
+	// what else it has. Otherwise the folder appears, or is replaced, as a whole.
+	Merge bool `json:"merge,omitempty"`
+	// Version goes into quantization_config.
+	Version string `json:"version,omitempty"`
+	// Metadata is in the header of every shard.
+	Metadata map[string]string `json:"metadata,omitempty"`
+	// InPlace means that the output folder is the input too: it is replaced, and what is not
+	// written anew is taken along.
+	InPlace bool `json:"in_place,omitempty"`
+	// Unchanged means that the output folder is as planned already.
+	Unchanged bool `json:"unchanged,omitempty"`
+	// DirMode are the permission bits of the folder; 0 means those of a new one.
+	DirMode fs.FileMode `json:"dir_mode,omitempty"`
+
 	ShardBytes   int64    `json:"shard_bytes"`
 	TensorBytes  int64    `json:"tensor_bytes"` // data of all tensors
 	Bytes        int64    `json:"bytes"`        // of all files but the manifest
@@ -81,6 +117,8 @@ type Plan struct {
 	Inputs       []Input  `json:"inputs"`
 	Notices      []string `json:"notices,omitempty"`
 	Dropped      []string `json:"dropped,omitempty"`
+
+	manifest *Manifest // of the model that is resharded
 }
 
 // Shard is one safetensors file of the output.
@@ -100,14 +138,26 @@ type PlannedTensor struct {
 // File is an output file that is not a shard.
 type File struct {
 	Name   string      `json:"name"`
-	Action string      `json:"action"` // copy, config, index
+	Action string      `json:"action"` // copy, config, index; in a model that is resharded also link
 	Size   int64       `json:"size"`
 	Mode   fs.FileMode `json:"mode"`            // permission bits
 	Input  int         `json:"input,omitempty"` // of a copy
 	SHA256 string      `json:"sha256,omitempty"`
 
 	content []byte // of config and index
+	link    string // the file of which this becomes another name
+	// unlisted files are not in the manifest: they are not in the folder itself, where loaders look,
+	// or are no files.
+	unlisted bool
 }
+
+// What a [File] is.
+const (
+	actionCopy   = "copy"
+	actionConfig = "config"
+	actionIndex  = "index"
+	actionLink   = "link"
+)
 
 // Digest identifies the plan; a partial output is continued only for the same digest.
 func (p *Plan) Digest() string {
@@ -129,45 +179,67 @@ func (inv *Inventory) Plan(opts PlanOptions) (*Plan, error) {
 	p := &Plan{
 		Mode: opts.Mode, Out: opts.Out, Architecture: inv.Architecture, ShardBytes: opts.ShardBytes,
 		Inputs: append([]Input(nil), inv.Inputs...), Dropped: inv.Dropped, ManifestPath: opts.ManifestPath,
-		Notices: append([]string(nil), inv.Notices...),
+		Notices: append([]string(nil), inv.Notices...), Merge: opts.Merge,
+	}
+	if p.Out == "" {
+		p.Out = inv.Job.OutDir
+	}
+	if p.Out == "" {
+		p.Out, p.WeightsOnly, p.Merge = inv.Job.Dir, true, true
 	}
 	switch p.Mode {
 	case "":
 		p.Mode = Default
+		if p.WeightsOnly {
+			p.Mode = Compat
+		}
 	case Default, Compat:
 	default:
 		return nil, fmt.Errorf("plan: unknown mode %q, want %s or %s", p.Mode, Default, Compat)
 	}
-	if p.Out == "" {
-		p.Out = inv.Job.OutDir
+	names := opts.Names
+	switch names {
+	case "":
+		names = ModelNames
+		if p.Mode == Compat {
+			names = OutputNames
+		}
+	case ModelNames, OutputNames:
+	default:
+		return nil, fmt.Errorf("plan: unknown names %q, want %s or %s", names, ModelNames, OutputNames)
+	}
+	if p.Mode == Default {
+		p.Metadata = map[string]string{"format": "pt"} // some loaders insist on it
 	}
 	if p.ShardBytes == 0 {
 		p.ShardBytes = inv.Job.ShardBytes
 	} else if p.ShardBytes < 0 {
 		p.ShardBytes = 1 << 62
 	}
-	if p.Out == "" {
-		ps.add(BadOutput, filepath.Join(inv.Job.Dir, JobFile), "compile_full", "the job names no output folder; give one")
-	} else if err := checkOut(p.Out, inv.ModelDir, inv.Job.Dir); err != nil {
+	inputs := []string{inv.ModelDir}
+	if !p.WeightsOnly {
+		inputs = append(inputs, inv.Job.Dir)
+	}
+	if err := checkOut(p.Out, inputs...); err != nil {
 		ps.add(BadOutput, p.Out, "", "%v", err)
 	}
-	if p.Mode == Default && p.ManifestPath == "" {
+	if p.Mode == Default && p.ManifestPath == "" && !p.WeightsOnly {
 		p.ManifestPath = ManifestName
 	}
-	if opts.Version == "" {
-		opts.Version = ConverterVersion
-	}
-	config, err := compiledConfig(inv.config, inv.Job, opts.Version)
+	p.Version = cmp.Or(opts.Version, inv.Job.Version, inv.layerVersion, ConverterVersion)
+	config, err := compiledConfig(inv.config, inv.Job, p.Version)
 	if err != nil {
 		ps.add(BadConfig, filepath.Join(inv.ModelDir, ConfigFile), "", "%v", err)
 	}
 	if len(ps) > 0 {
 		return nil, ps
 	}
-	if err := p.addShards(inv); err != nil {
+	if err := p.addShards(inv, names); err != nil {
 		return nil, err
 	}
-	if err := p.addFiles(inv, opts.Skip, config).Err(); err != nil {
+	if p.WeightsOnly {
+		p.Version = "" // there is no config.json to say it
+	} else if err := p.addFiles(inv, opts.Skip, config).Err(); err != nil {
 		return nil, err
 	}
 	for _, s := range p.Shards {
@@ -200,7 +272,7 @@ func checkOut(out string, inputs ...string) error {
 	return nil
 }
 
-func (p *Plan) addShards(inv *Inventory) error {
+func (p *Plan) addShards(inv *Inventory, names Names) error {
 	var all []Tensor
 	var modules [][]packItem
 	item := func(t Tensor) packItem {
@@ -250,7 +322,7 @@ func (p *Plan) addShards(inv *Inventory) error {
 	}
 
 	for i, ids := range shards {
-		s := Shard{Name: shardName(p.Mode, i, len(shards))}
+		s := Shard{Name: names.shard(i, len(shards))}
 		for _, id := range ids {
 			t := all[id]
 			s.Tensors = append(s.Tensors, PlannedTensor{Tensor: t})
@@ -264,15 +336,16 @@ func (p *Plan) addShards(inv *Inventory) error {
 	return nil
 }
 
-func shardName(mode Mode, i, n int) string {
-	switch {
-	case mode != Compat:
-		return fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, n)
-	case n == 1:
-		return "output.safetensors"
+// shard is the name of shard i, from 0, of n.
+func (names Names) shard(i, n int) string {
+	if names == OutputNames {
+		return safetensors.ShardName("output", i+1, n)
 	}
-	return fmt.Sprintf("output-%05d-of-%05d.safetensors", i+1, n)
+	return fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, n)
 }
+
+// shardNames matches the files that a compile, by kiln or by the original, can have left.
+var shardNames = regexp.MustCompile(`^(model|output)(-\d{5}-of-\d{5}|_temp_\d+)?\.safetensors$`)
 
 func (p *Plan) addFiles(inv *Inventory, skip []string, config []byte) (ps Problems) {
 	if skip == nil {
@@ -301,20 +374,22 @@ func (p *Plan) addFiles(inv *Inventory, skip []string, config []byte) (ps Proble
 			continue
 		}
 		p.Inputs = append(p.Inputs, f.input)
-		p.Files = append(p.Files, File{Name: f.name, Action: "copy", Size: f.input.Size, Mode: f.mode, Input: len(p.Inputs) - 1})
+		p.Files = append(p.Files, File{Name: f.name, Action: actionCopy, Size: f.input.Size, Mode: f.mode, Input: len(p.Inputs) - 1})
 	}
-	made := func(name, action string, content []byte, mode fs.FileMode) {
-		sum := sha256.Sum256(content)
-		p.Files = append(p.Files, File{
-			Name: name, Action: action, Size: int64(len(content)), Mode: mode, SHA256: hex.EncodeToString(sum[:]), content: content,
-		})
-	}
-	made(ConfigFile, "config", config, configMode)
+	p.addContent(ConfigFile, actionConfig, config, configMode)
 	if p.Mode != Compat {
-		made(IndexFile, "index", p.index(), 0o644)
+		p.addContent(IndexFile, actionIndex, p.index(), 0o644)
 	}
 	slices.SortFunc(p.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	return ps
+}
+
+// addContent plans a file whose content is known.
+func (p *Plan) addContent(name, action string, content []byte, mode fs.FileMode) {
+	sum := sha256.Sum256(content)
+	p.Files = append(p.Files, File{
+		Name: name, Action: action, Size: int64(len(content)), Mode: mode, SHA256: hex.EncodeToString(sum[:]), content: content,
+	})
 }
 
 // skipped applies shell patterns, which do not match a leading dot.

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,7 +38,8 @@ type WriteOptions struct {
 	// result.
 	Strict bool
 	// Replace allows an output folder that exists and is not empty. It is replaced whole, in one
-	// step.
+	// step. For a plan with Merge it allows to overwrite files, and to remove weights of an earlier
+	// compile.
 	Replace bool
 	// Workers is how many shards (or, without hashing, ranges) are written at the same time; 0
 	// means one for each two processors with hashing, and one for each without.
@@ -63,6 +65,10 @@ type Result struct {
 	Bytes   int64  `json:"bytes"`
 	Shards  int    `json:"shards"`
 	Resumed int    `json:"resumed"` // shards taken over from an interrupted run
+	// Unchanged means that there was nothing to do.
+	Unchanged bool `json:"unchanged,omitempty"`
+	// Removed are weights of an earlier compile that were in the folder, with Merge and Replace.
+	Removed []string `json:"removed,omitempty"`
 	// NonFinite counts, by tensor, values that did not survive the conversion.
 	NonFinite []NonFinite   `json:"non_finite,omitempty"`
 	Elapsed   time.Duration `json:"elapsed_ns"`
@@ -130,9 +136,16 @@ func (w *writer) run(ctx context.Context) (*Result, error) {
 	}
 	parent, base := filepath.Split(out)
 	w.stage = filepath.Join(parent, "."+base+".kiln-partial")
+	if w.plan.Merge {
+		w.stage = filepath.Join(out, ".kiln-partial")
+	}
 	w.files = filepath.Join(w.stage, "files")
+	w.opts.Replace = w.opts.Replace || w.plan.InPlace
 	if err := w.checkTarget(out); err != nil {
 		return nil, err
+	}
+	if _, err := os.Lstat(w.stage); w.plan.Unchanged && errors.Is(err, fs.ErrNotExist) {
+		return w.unchanged(), nil
 	}
 	if err := os.MkdirAll(w.stage, 0o777); err != nil {
 		return nil, err
@@ -141,7 +154,10 @@ func (w *writer) run(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer lock.Unlock() //nolint:errcheck // the lock goes with the process at the latest
+	defer lock.Unlock()   //nolint:errcheck // the lock goes with the process at the latest
+	if w.plan.Unchanged { // a run was killed after it had put the folder into its place
+		return w.unchanged(), errors.Join(w.clean(), fsx.SyncDir(parent))
+	}
 
 	published, err := w.open(out)
 	if err != nil {
@@ -162,11 +178,15 @@ func (w *writer) run(ctx context.Context) (*Result, error) {
 	}
 	res.NonFinite = res.Manifest.NonFinite
 	if !published {
-		if err := w.publish(out); err != nil {
+		if res.Removed, err = w.publish(out); err != nil {
 			return nil, err
 		}
 	}
 	return res, errors.Join(w.clean(), fsx.SyncDir(parent))
+}
+
+func (w *writer) unchanged() *Result {
+	return &Result{Out: w.plan.Out, Bytes: w.plan.Bytes, Shards: len(w.plan.Shards), Unchanged: true, Manifest: w.plan.manifest}
 }
 
 // clean removes the hidden folder, the journal last: as long as there is one, a run that was killed
@@ -206,15 +226,58 @@ func (w *writer) checkTarget(out string) error {
 	if len(entries) == 0 || w.opts.Replace {
 		return nil
 	}
-	if records, err := peekJournal(filepath.Join(w.stage, journalName)); err == nil && w.publishedBy(records, out) {
+	records, err := peekJournal(filepath.Join(w.stage, journalName))
+	if w.plan.Merge {
+		if err == nil && w.publishing(records) {
+			return nil // the last run ended while it moved its files, or before it cleaned up
+		}
+		return w.checkMerge(entries)
+	}
+	if err == nil && w.publishedBy(records, out) {
 		return nil // the last run ended between the rename and its own cleaning up
 	}
 	return Problems{{Kind: BadOutput, File: w.plan.Out, Message: "exists and is not empty; allow replacement or choose another folder"}}
 }
 
+// checkMerge refuses a folder in which files would have to be overwritten or removed.
+func (w *writer) checkMerge(entries []fs.DirEntry) error {
+	planned := w.names()
+	var there []string
+	for _, e := range entries {
+		if planned[e.Name()] || shardNames.MatchString(e.Name()) {
+			there = append(there, e.Name())
+		}
+	}
+	if len(there) == 0 {
+		return nil
+	}
+	return Problems{{Kind: BadOutput, File: w.plan.Out, Message: fmt.Sprintf(
+		"has files of an earlier compile (%s); allow replacement or choose another folder", strings.Join(there, ", "))}}
+}
+
+// names are the files of the plan.
+func (w *writer) names() map[string]bool {
+	names := map[string]bool{}
+	for _, s := range w.plan.Shards {
+		names[s.Name] = true
+	}
+	for _, f := range w.plan.Files {
+		names[f.Name] = true
+	}
+	if w.plan.manifestInside() {
+		names[ManifestName] = true
+	}
+	return names
+}
+
+// publishing reports whether a run of this very plan had everything on disk.
+func (w *writer) publishing(records []record) bool {
+	return len(records) > 0 && w.sameRun(records[0]) && records[len(records)-1].Publish
+}
+
 // publishedBy reports whether the journal and the target agree that this very plan was published.
 func (w *writer) publishedBy(records []record, out string) bool {
-	if len(records) == 0 || !w.sameRun(records[0]) || !records[len(records)-1].Publish {
+	if !w.publishing(records) {
 		return false
 	}
 	intact := 0
@@ -242,7 +305,11 @@ func (w *writer) open(out string) (published bool, err error) {
 	if w.log, records, err = openJournal(filepath.Join(w.stage, journalName)); err != nil {
 		return false, err
 	}
-	if w.publishedBy(records, out) {
+	if w.plan.Merge {
+		if w.publishing(records) { // some shards may be in their place already
+			w.take(records, out)
+		}
+	} else if w.publishedBy(records, out) {
 		w.take(records, out)
 		return true, nil
 	}
@@ -322,7 +389,9 @@ func (w *writer) build(ctx context.Context) error {
 		}
 	}
 	for _, f := range w.plan.Files {
-		need += f.Size
+		if f.Action != actionLink {
+			need += f.Size
+		}
 	}
 	if free, err := fsx.FreeSpace(w.stage); err == nil && free < need {
 		return fmt.Errorf("%w: %d bytes are needed and %d are free", ErrNoSpace, need, free)
@@ -402,6 +471,9 @@ func (w *writer) shard(ctx context.Context, i int) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := s.compare(rec); err != nil {
+		return err
+	}
 	rec.ModTime = info.ModTime()
 	w.opts.Log.Debug("shard written", "name", s.Name, "bytes", s.Size)
 	w.mu.Lock()
@@ -427,7 +499,7 @@ func (w *writer) manifest(ctx context.Context, published bool, out string) (*Man
 	sums := map[string]string{}
 	for i := range w.plan.Files {
 		f := &w.plan.Files[i]
-		if f.Action != "copy" {
+		if f.SHA256 != "" {
 			sums[f.Name] = f.SHA256
 		}
 		if published {
@@ -436,11 +508,17 @@ func (w *writer) manifest(ctx context.Context, published bool, out string) (*Man
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		sum, err := w.file(f)
+		var sum string
+		var err error
+		if f.link != "" {
+			sum, err = w.link(f)
+		} else {
+			sum, err = w.file(f)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", f.Name, err)
 		}
-		if !w.opts.NoHash {
+		if !w.opts.NoHash && sum != "" {
 			sums[f.Name] = sum
 		}
 		w.advance(f.Size)
@@ -466,14 +544,23 @@ func (w *writer) manifest(ctx context.Context, published bool, out string) (*Man
 	return m, fsx.WriteFile(path, data, 0o666)
 }
 
-// file writes one file that is not a shard and returns its digest.
-func (w *writer) file(f *File) (string, error) {
-	path := filepath.Join(w.files, f.Name)
+// place makes room for a file that is not a shard.
+func (w *writer) place(f *File) (path string, err error) {
+	path = filepath.Join(w.files, filepath.FromSlash(f.Name))
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
+	return path, os.MkdirAll(filepath.Dir(path), 0o777)
+}
+
+// file writes one file that is not a shard and returns its digest.
+func (w *writer) file(f *File) (string, error) {
+	path, err := w.place(f)
+	if err != nil {
+		return "", err
+	}
 	var src io.Reader
-	if f.Action == "copy" {
+	if f.Action == actionCopy {
 		in, err := openInput(w.plan.Inputs[f.Input])
 		if err != nil {
 			return "", err
@@ -501,12 +588,46 @@ func (w *writer) file(f *File) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), errors.Join(err, dst.Close())
 }
 
-// publish makes the hidden folder the target.
-func (w *writer) publish(out string) error {
-	if err := w.log.append(record{Publish: true}); err != nil {
-		return err
+// publish makes the hidden folder the target, or moves its files there. It returns the weights of
+// an earlier compile that it removed.
+func (w *writer) publish(out string) (removed []string, err error) {
+	if w.plan.DirMode != 0 {
+		if err := os.Chmod(w.files, w.plan.DirMode); err != nil {
+			return nil, err
+		}
 	}
-	return fsx.RenameDir(w.files, out, fsx.RenameDirOptions{Replace: w.opts.Replace})
+	if err := w.log.append(record{Publish: true}); err != nil {
+		return nil, err
+	}
+	if !w.plan.Merge {
+		return nil, fsx.RenameDir(w.files, out, fsx.RenameDirOptions{Replace: w.opts.Replace})
+	}
+	if err := fsx.SyncDir(w.files); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(w.files)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if err := os.Rename(filepath.Join(w.files, e.Name()), filepath.Join(out, e.Name())); err != nil {
+			return nil, err
+		}
+	}
+	if entries, err = os.ReadDir(out); err != nil {
+		return nil, err
+	}
+	planned := w.names()
+	for _, e := range entries {
+		if planned[e.Name()] || e.IsDir() || !shardNames.MatchString(e.Name()) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(out, e.Name())); err != nil {
+			return nil, err
+		}
+		removed = append(removed, e.Name())
+	}
+	return removed, fsx.SyncDir(out)
 }
 
 // openInput opens an input and makes sure that it is the file that was planned.

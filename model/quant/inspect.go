@@ -79,6 +79,14 @@ func InspectEXL2(src Source, key string) LayerInfo {
 	return inspectLayer(loader{src, key}, EXL2, GPTQOptions{})
 }
 
+// InspectGPTQ is [InspectEXL2] for a GPTQ layer.
+func InspectGPTQ(src Source, key string) LayerInfo {
+	return inspectLayer(loader{src, key}, GPTQ, GPTQOptions{})
+}
+
+// GPTQSuffixes are the endings of the tensors of a GPTQ layer.
+func GPTQSuffixes() []string { return slices.Clone(layerTensors[GPTQ]) }
+
 // EXL2Suffixes are the endings of the tensors that exllamav2's converter writes for a layer, in
 // byte order.
 func EXL2Suffixes() []string {

@@ -26,7 +26,11 @@ import safetensors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TABLE = json.load(open(os.path.join(HERE, "architectures.json"), encoding="utf-8"))
-LONG = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "I16": "int16", "I32": "int32"}
+LONG = {
+    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "I16": "int16", "I32": "int32",
+    "I64": "int64", "U8": "uint8", "BOOL": "bool", "I8": "int8", "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
 
 
 class Fatal(Exception):

@@ -42,6 +42,8 @@ extern int PyObject_IsTrue(object *o);
 extern object *PyDict_GetItemWithError(object *dict, object *key);
 extern intptr_t PyTuple_Size(object *tuple);
 extern object *PyTuple_GetItem(object *tuple, intptr_t i);
+extern object *PyTuple_New(intptr_t size);
+extern int PyTuple_SetItem(object *tuple, intptr_t i, object *o);
 extern object *PyBool_FromLong(long v);
 extern long long PyLong_AsLongLong(object *o);
 extern unsigned long long PyLong_AsUnsignedLongLong(object *o);
@@ -65,7 +67,7 @@ static object *half;              // torch.float16
 static object *stream_of;         // function: number of a device to its current stream
 static object *types[2];          // torch.Tensor and torch.nn.Parameter
 
-static object *name_dtype, *name_shape, *name_device, *name_contiguous, *name_data;
+static object *name_dtype, *name_shape, *name_device, *name_contiguous, *name_data, *name_new;
 
 typedef struct {
 	void *data;
@@ -81,8 +83,17 @@ static long long number(object *o) {
 	return v;
 }
 
-// read reads a dense half-precision tensor on a device, the columns being its last dimension. An exception may be set.
-static int read(object *t, long long device, matrix *m) {
+static int read_data(object *t, void **data) {
+	object *o = PyObject_CallMethodObjArgs(t, name_data, NULL);
+	if (!o) return 0;
+	*data = PyLong_AsVoidPtr(o);
+	Py_DecRef(o);
+	return !PyErr_Occurred();
+}
+
+// read reads a dense half-precision tensor on a device, the columns being its last dimension. An exception may be set. Where
+// shape is not NULL it becomes a new reference, also if the answer is no.
+static int read(object *t, long long device, matrix *m, object **shape) {
 	if (t->type != types[0] && t->type != types[1]) return 0;
 	object *kind = PyObject_GetAttr(t, name_dtype);
 	if (!kind) return 0;
@@ -93,50 +104,71 @@ static int read(object *t, long long device, matrix *m) {
 	int yes = PyObject_IsTrue(dense);
 	Py_DecRef(dense);
 	if (yes != 1) return 0;
-	object *shape = PyObject_GetAttr(t, name_shape);
-	if (!shape) return 0;
-	m->dims = PyTuple_Size(shape);
+	object *size = PyObject_GetAttr(t, name_shape);
+	if (!size) return 0;
+	m->dims = PyTuple_Size(size);
 	m->rows = 1, m->cols = -1;
 	for (intptr_t i = 0; i < m->dims; i++) {
-		object *n = PyTuple_GetItem(shape, i);  // borrowed
+		object *n = PyTuple_GetItem(size, i);  // borrowed
 		if (i) m->rows *= m->cols;
 		m->cols = n ? PyLong_AsLongLong(n) : -1;
 	}
-	Py_DecRef(shape);
-	if (m->dims < 1 || PyErr_Occurred()) return 0;
-	object *data = PyObject_CallMethodObjArgs(t, name_data, NULL);
-	if (!data) return 0;
-	m->data = PyLong_AsVoidPtr(data);
-	Py_DecRef(data);
-	return !PyErr_Occurred();
+	if (shape) *shape = size;
+	else Py_DecRef(size);
+	return m->dims >= 1 && !PyErr_Occurred() && read_data(t, &m->data);
+}
+
+// place returns a new reference to the number of a matrix's device, NULL for none and for the CPU.
+static object *place(object *handle, long long *device) {
+	object *o = kiln_gemm ? PyDict_GetItemWithError(devices, handle) : NULL;  // borrowed
+	if (!o) return NULL;
+	Py_IncRef(o);
+	*device = PyLong_AsLongLong(o);
+	if (*device >= 0) return o;
+	Py_DecRef(o);
+	return NULL;
+}
+
+// queue calls kiln_gemm and returns whether it did what it was asked for.
+static int queue(object *handle, const matrix *x, const matrix *out, object *flags, object *where) {
+	uint64_t number = PyLong_AsUnsignedLongLong(handle);
+	long long bits = PyLong_AsLongLong(flags);
+	object *current = PyErr_Occurred() ? NULL : PyObject_CallFunctionObjArgs(stream_of, where, NULL);
+	if (!current) return 0;
+	void *stream = PyLong_AsVoidPtr(current);
+	Py_DecRef(current);
+	if (PyErr_Occurred()) return 0;
+	gemm_function *f = kiln_gemm;
+	void *thread = PyEval_SaveThread();
+	int done = f(number, x->data, x->rows, x->cols, out->data, out->rows, out->cols, (uint32_t)bits, stream) == 0;
+	PyEval_RestoreThread(thread);
+	return done;
 }
 
 // multiply returns whether the product was queued.
 static int multiply(object *const *args, intptr_t count, intptr_t dims) {
-	if (count != 4 || !kiln_gemm) return 0;
-	object *place = PyDict_GetItemWithError(devices, args[1]);  // borrowed, so it is read now
-	if (!place) return 0;
-	Py_IncRef(place);
-	long long device = PyLong_AsLongLong(place);
-	int done = 0;
+	long long device;
+	object *where = count == 4 ? place(args[1], &device) : NULL;
+	if (!where) return 0;
 	matrix x, out;
-	if (device >= 0 && read(args[0], device, &x) && read(args[2], device, &out) && (!dims || (x.dims == dims && out.dims == dims))) {
-		uint64_t handle = PyLong_AsUnsignedLongLong(args[1]);
-		long long flags = PyLong_AsLongLong(args[3]);
-		object *current = PyErr_Occurred() ? NULL : PyObject_CallFunctionObjArgs(stream_of, place, NULL);
-		if (current) {
-			void *stream = PyLong_AsVoidPtr(current);
-			Py_DecRef(current);
-			gemm_function *f = kiln_gemm;
-			if (!PyErr_Occurred()) {
-				void *thread = PyEval_SaveThread();
-				done = f(handle, x.data, x.rows, x.cols, out.data, out.rows, out.cols, (uint32_t)flags, stream) == 0;
-				PyEval_RestoreThread(thread);
-			}
-		}
-	}
-	Py_DecRef(place);
+	int done = read(args[0], device, &x, NULL) && read(args[2], device, &out, NULL) &&
+	           (!dims || (x.dims == dims && out.dims == dims)) && queue(args[1], &x, &out, args[3], where);
+	Py_DecRef(where);
 	return done;
+}
+
+// result returns a new tensor of the shape of x, with other columns.
+static object *result(object *x, object *shape, intptr_t dims, object *cols) {
+	object *size = PyTuple_New(dims);
+	if (!size) return NULL;
+	for (intptr_t i = 0; i < dims; i++) {
+		object *n = i + 1 < dims ? PyTuple_GetItem(shape, i) : cols;
+		Py_IncRef(n);
+		PyTuple_SetItem(size, i, n);  // takes the reference
+	}
+	object *t = PyObject_CallMethodObjArgs(x, name_new, size, NULL);
+	Py_DecRef(size);
+	return t;
 }
 
 static object *answer(int done) {
@@ -146,6 +178,25 @@ static object *answer(int done) {
 
 static object *gemm(object *self, object *const *args, intptr_t count) { return (void)self, answer(multiply(args, count, 2)); }
 static object *gemm_any(object *self, object *const *args, intptr_t count) { return (void)self, answer(multiply(args, count, 0)); }
+
+static object *product(object *self, object *const *args, intptr_t count) {
+	(void)self;
+	long long device;
+	object *where = count == 4 ? place(args[1], &device) : NULL, *shape = NULL, *out = NULL;
+	int done = 0;
+	if (where) {
+		matrix x, y;
+		if (read(args[0], device, &x, &shape) && (out = result(args[0], shape, x.dims, args[2]))) {
+			y.rows = x.rows, y.cols = PyLong_AsLongLong(args[2]);
+			done = !PyErr_Occurred() && read_data(out, &y.data) && queue(args[1], &x, &y, args[3], where);
+		}
+		Py_DecRef(where);
+	}
+	if (shape) Py_DecRef(shape);
+	if (done) return out;
+	if (out) Py_DecRef(out);
+	return answer(0);
+}
 
 static void set(object **to, object *from) {
 	object *old = *to;
@@ -170,6 +221,7 @@ static object *setup(object *self, object *const *args, intptr_t count) {
 static method methods[] = {
 	{"gemm", gemm, FASTCALL, "gemm(x, handle, out, flags): whether the product was queued; tensors of two dimensions."},
 	{"gemm_any", gemm_any, FASTCALL, "The same for tensors of any number of dimensions."},
+	{"product", product, FASTCALL, "product(x, handle, columns, flags): a new tensor with the product, or False."},
 	{"setup", setup, FASTCALL, "setup(address of kiln_gemm or 0, devices, float16, stream, Tensor, Parameter)"},
 	{0, 0, 0, 0},
 };
@@ -179,7 +231,7 @@ static module definition = {{1, 0}, 0, 0, 0, "_fast", "Products with tensors of 
 __attribute__((visibility("default"))) object *PyInit__fast(void) {
 	name_dtype = PyUnicode_InternFromString("dtype"), name_shape = PyUnicode_InternFromString("shape");
 	name_device = PyUnicode_InternFromString("get_device"), name_contiguous = PyUnicode_InternFromString("is_contiguous");
-	name_data = PyUnicode_InternFromString("data_ptr");
-	if (!name_dtype || !name_shape || !name_device || !name_contiguous || !name_data) return NULL;
+	name_data = PyUnicode_InternFromString("data_ptr"), name_new = PyUnicode_InternFromString("new_empty");
+	if (!name_dtype || !name_shape || !name_device || !name_contiguous || !name_data || !name_new) return NULL;
 	return PyModule_Create2(&definition, ABI_VERSION);
 }

@@ -48,13 +48,13 @@ def _disarmed(*args):
 
 
 # What takes a product without ctypes and says whether it did: of kiln._fast, once a tensor of torch on a GPU was seen.
-_fast_gemm = _fast_gemm_any = _unarmed
+_fast_gemm = _fast_gemm_any = _fast_product = _unarmed
 _torch_tensor = None  # torch.Tensor then
 
 
 def _arm(device):
     """Let kiln._fast have the products of torch's tensors, if this Python can load it."""
-    global _fast_gemm, _fast_gemm_any, _torch_tensor
+    global _fast_gemm, _fast_gemm_any, _fast_product, _torch_tensor
     torch, fast = sys.modules["torch"], _library.fast()
     _tensor.current_stream(device)  # finds _raw_stream
     if fast is None or _tensor._raw_stream is None:
@@ -65,12 +65,12 @@ def _arm(device):
     )
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_disarm)
-    _fast_gemm, _fast_gemm_any, _torch_tensor = fast.gemm, fast.gemm_any, torch.Tensor
+    _fast_gemm, _fast_gemm_any, _fast_product, _torch_tensor = fast.gemm, fast.gemm_any, fast.product, torch.Tensor
 
 
 def _disarm():
-    global _fast_gemm, _fast_gemm_any, _torch_tensor
-    _fast_gemm = _fast_gemm_any = _disarmed
+    global _fast_gemm, _fast_gemm_any, _fast_product, _torch_tensor
+    _fast_gemm = _fast_gemm_any = _fast_product = _disarmed
     _torch_tensor = None
 
 
@@ -167,11 +167,17 @@ class QMatrix:
         """
         if accumulate and out is None:
             raise ValueError("accumulate needs out")
-        flags = _lookup(_paths, path, "path") | (_abi.ACCUMULATE if accumulate else 0) | (0 if bias else _abi.NO_BIAS)
-        if type(x) is _torch_tensor and x.dim():
-            to = x.new_empty((*x.shape[:-1], self._info.cols)) if out is None else out
-            if (to is not out or out.shape[:-1] == x.shape[:-1]) and _fast_gemm_any(x, self._handle, to, flags):
-                return to
+        flags = 0
+        if accumulate or not bias or path != "auto":
+            flags = _lookup(_paths, path, "path") | (_abi.ACCUMULATE if accumulate else 0) | (0 if bias else _abi.NO_BIAS)
+        if type(x) is _torch_tensor:
+            if out is None:
+                out = _fast_product(x, self._handle, self._info.cols, flags)
+                if out is not False:
+                    return out
+                out = None
+            elif out.shape[:-1] == x.shape[:-1] and _fast_gemm_any(x, self._handle, out, flags):
+                return out
         lead = tuple(x.shape[:-1])
         flat = _contiguous(x.reshape(-1, x.shape[-1]))
         if out is None:

@@ -265,12 +265,16 @@ def overhead():
 
 
 # Microseconds of one product of one row by exllamav2 0.3.2 (EXL2, 4 bits, with a permutation) on an H200 of 2026-11-15; for the last
-# there is only LoRAX's, of GPTQ. Its host time was 8 to 11 for any of them, so that an eager loop takes the larger of the two.
+# there is only LoRAX's, of GPTQ. Its host time was 8 to 11 for any of them, so that an eager loop takes the larger of the two. That was where
+# torch's smallest launch took 5.1; on a slower host all of them take longer.
 EXLLAMAV2 = {(4096, 4096): 8.6, (4096, 14336): 17.2, (14336, 4096): 18.1, (8192, 8192): 18.9, (8192, 28672): 40.3}
 
 
 def eager():
     """One row at a time, called from Python in a loop: what decoding without a graph takes for a product."""
+    filled = torch.zeros(1, device=DEVICE)
+    launch = host_time(lambda: filled.zero_())
+    most = 8 * max(1, launch / 5.1)
     lines, slow = [], []
     for (k, n), other in EXLLAMAV2.items():
         w = kiln.QMatrix.from_exl2(cuda(random_exl2(k, n)))
@@ -286,15 +290,15 @@ def eager():
             torch.cuda.synchronize()
             best = min(best, 1e3 * (time.perf_counter() - start))
         lines.append("%d×%d host %.2f, loop %.2f (exllamav2 8 to 11 and %.1f)" % (k, n, host, best, other))
-        if host > 8 or best > max(8, other):
+        if host > most or best > max(most, other):
             slow.append("%d×%d" % (k, n))
         w.close()
-    text = "µs: " + "; ".join(lines)
+    text = "µs: " + "; ".join(lines) + "; torch's smallest launch %.2f" % launch
     expect(not slow, "slower than exllamav2: %s; %s" % (slow, text))
     return text
 
 
-for f in (machine, products, stream, graph, repeats, errors, in_place, leaks, overhead, eager):
+for f in (machine, overhead, eager, products, stream, graph, repeats, errors, in_place, leaks):
     check(f)
 print("failed: " + ", ".join(failed) if failed else "ok")
 sys.exit(1 if failed else 0)

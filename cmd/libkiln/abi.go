@@ -48,7 +48,7 @@ enum kiln_zero {
 	KILN_ZERO_AS_STORED = 3, // as they are (checkpoint_format "gptq_v2")
 };
 
-// Flags of kiln_gemm.
+// Flags of kiln_gemm and kiln_gemm_many.
 enum kiln_gemm_flags {
 	KILN_ACCUMULATE = 1, // add to the result instead of overwriting it
 	KILN_NO_BIAS = 2, // leave out the bias of the matrix
@@ -123,6 +123,13 @@ typedef struct kiln_gptq {
 	kiln_tensor g_idx; // may be absent
 	kiln_tensor bias; // may be absent
 } kiln_gptq;
+
+// One product of kiln_gemm_many.
+typedef struct kiln_product {
+	kiln_matrix matrix;
+	void *out;
+	int64_t out_cols;
+} kiln_product;
 
 // What kiln_matrix_info says.
 typedef struct kiln_info {
@@ -378,18 +385,37 @@ func kiln_gemm(matrix C.kiln_matrix, x unsafe.Pointer, x_rows, x_cols C.int64_t,
 	flags C.uint32_t, stream unsafe.Pointer,
 ) C.int32_t {
 	return guard(func() error {
-		opts := quant.GemmOptions{Accumulate: flags&C.KILN_ACCUMULATE != 0, NoBias: flags&C.KILN_NO_BIAS != 0}
-		switch flags &^ (C.KILN_ACCUMULATE | C.KILN_NO_BIAS) {
-		case 0:
-		case C.KILN_FUSED:
-			opts.Path = quant.PathFused
-		case C.KILN_RECONSTRUCT:
-			opts.Path = quant.PathReconstruct
-		default:
-			return fmt.Errorf("flags %#x", uint32(flags))
+		opts, err := gemmOptions(flags)
+		if err != nil {
+			return err
 		}
 		return lib.Gemm(uint64(matrix), library.Half{Data: out, Rows: int64(out_rows), Cols: int64(out_cols)},
 			library.Half{Data: x, Rows: int64(x_rows), Cols: int64(x_cols)}, opts, uintptr(stream))
+	})
+}
+
+// kiln_gemm_many computes the products of one x with several matrices of one device, each as
+// kiln_gemm does, with as many rows as x. Matrices that have the same order of rows, as those of one
+// layer do, share the work of bringing x into it. Nothing is computed if one of them is refused.
+//
+//export kiln_gemm_many
+func kiln_gemm_many(products *C.kiln_product, count C.int64_t, x unsafe.Pointer, x_rows, x_cols C.int64_t, flags C.uint32_t,
+	stream unsafe.Pointer,
+) C.int32_t {
+	return guard(func() error {
+		opts, err := gemmOptions(flags)
+		if err != nil {
+			return err
+		}
+		const most = 1 << 20
+		if count < 0 || count > most || products == nil && count > 0 {
+			return fmt.Errorf("%d products", count)
+		}
+		list := make([]library.Product, count)
+		for i, p := range unsafe.Slice(products, count) {
+			list[i] = library.Product{Handle: uint64(p.matrix), Out: library.Half{Data: p.out, Rows: int64(x_rows), Cols: int64(p.out_cols)}}
+		}
+		return lib.GemmMany(list, library.Half{Data: x, Rows: int64(x_rows), Cols: int64(x_cols)}, opts, uintptr(stream))
 	})
 }
 
@@ -401,6 +427,20 @@ func kiln_dequantize(matrix C.kiln_matrix, out unsafe.Pointer, out_rows, out_col
 	return guard(func() error {
 		return lib.Dequantize(uint64(matrix), library.Half{Data: out, Rows: int64(out_rows), Cols: int64(out_cols)}, uintptr(stream))
 	})
+}
+
+func gemmOptions(flags C.uint32_t) (quant.GemmOptions, error) {
+	opts := quant.GemmOptions{Accumulate: flags&C.KILN_ACCUMULATE != 0, NoBias: flags&C.KILN_NO_BIAS != 0}
+	switch flags &^ (C.KILN_ACCUMULATE | C.KILN_NO_BIAS) {
+	case 0:
+	case C.KILN_FUSED:
+		opts.Path = quant.PathFused
+	case C.KILN_RECONSTRUCT:
+		opts.Path = quant.PathReconstruct
+	default:
+		return opts, fmt.Errorf("flags %#x", uint32(flags))
+	}
+	return opts, nil
 }
 
 func truth(b bool) C.int32_t {

@@ -49,7 +49,7 @@ enum kiln_zero {
 	KILN_ZERO_AS_STORED = 3, // as they are (checkpoint_format "gptq_v2")
 };
 
-// Flags of kiln_gemm.
+// Flags of kiln_gemm and kiln_gemm_many.
 enum kiln_gemm_flags {
 	KILN_ACCUMULATE = 1, // add to the result instead of overwriting it
 	KILN_NO_BIAS = 2, // leave out the bias of the matrix
@@ -125,6 +125,13 @@ typedef struct kiln_gptq {
 	kiln_tensor bias; // may be absent
 } kiln_gptq;
 
+// One product of kiln_gemm_many.
+typedef struct kiln_product {
+	kiln_matrix matrix;
+	void *out;
+	int64_t out_cols;
+} kiln_product;
+
 // What kiln_matrix_info says.
 typedef struct kiln_info {
 	int64_t size; // sizeof(kiln_info), set by the caller
@@ -191,6 +198,11 @@ int32_t kiln_free(kiln_matrix matrix);
 // queued on the CUDA stream (NULL is the default stream) and the call returns; on the CPU the
 // stream is not used. x and out must not overlap.
 int32_t kiln_gemm(kiln_matrix matrix, const void *x, int64_t x_rows, int64_t x_cols, void *out, int64_t out_rows, int64_t out_cols, uint32_t flags, void *stream);
+
+// kiln_gemm_many computes the products of one x with several matrices of one device, each as
+// kiln_gemm does, with as many rows as x. Matrices that have the same order of rows, as those of one
+// layer do, share the work of bringing x into it. Nothing is computed if one of them is refused.
+int32_t kiln_gemm_many(const kiln_product *products, int64_t count, const void *x, int64_t x_rows, int64_t x_cols, uint32_t flags, void *stream);
 
 // kiln_dequantize writes the weights, half precision, K×N, rows in the layer's own order. Memory
 // and stream are as for kiln_gemm.

@@ -2,7 +2,7 @@
 
 from ._jit import BuildError, load
 from ._library import Error, FormatError, NotSupported, OutOfMemory, backend, devices, library_version
-from ._quant import QMatrix, free_q_matrix, gemm_half_q_half, make_q_matrix, reconstruct
+from ._quant import QMatrix, free_q_matrix, gemm_half_q_half, make_q_matrix, matmul_many, reconstruct
 from ._tensor import Pointer
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "library_version",
     "load",
     "make_q_matrix",
+    "matmul_many",
     "reconstruct",
 ]

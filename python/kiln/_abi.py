@@ -80,6 +80,14 @@ class kiln_gptq(Structure):
     ]
 
 
+class kiln_product(Structure):
+    _fields_ = [
+        ("matrix", c_uint64),
+        ("out", c_void_p),
+        ("out_cols", c_int64),
+    ]
+
+
 class kiln_info(Structure):
     _fields_ = [
         ("size", c_int64),
@@ -132,5 +140,7 @@ def declare(lib):
     lib.kiln_free.argtypes = [c_uint64]
     lib.kiln_gemm.restype = c_int32
     lib.kiln_gemm.argtypes = [c_uint64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_uint32, c_void_p]
+    lib.kiln_gemm_many.restype = c_int32
+    lib.kiln_gemm_many.argtypes = [POINTER(kiln_product), c_int64, c_void_p, c_int64, c_int64, c_uint32, c_void_p]
     lib.kiln_dequantize.restype = c_int32
     lib.kiln_dequantize.argtypes = [c_uint64, c_void_p, c_int64, c_int64, c_void_p]

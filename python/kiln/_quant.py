@@ -7,7 +7,7 @@ from ctypes import byref, c_uint64, c_void_p, cast, sizeof
 from . import _abi, _library, _tensor
 from ._library import check, library
 
-__all__ = ["QMatrix", "free_q_matrix", "gemm_half_q_half", "make_q_matrix", "reconstruct"]
+__all__ = ["QMatrix", "free_q_matrix", "gemm_half_q_half", "make_q_matrix", "matmul_many", "reconstruct"]
 
 _dialects = {"exllamav2": _abi.EXLLAMAV2, "lorax": _abi.LORAX}
 _zeros = {None: _abi.ZERO_DIALECT, "plus-one": _abi.ZERO_PLUS_ONE, "plus-one-wrap": _abi.ZERO_PLUS_ONE_WRAP,
@@ -298,6 +298,35 @@ def _gemm(handle, device, a, c, flags):
     )
     if status:
         check(status)
+
+
+def matmul_many(x, weights, out=None, *, bias=True, path="auto"):
+    """[w(x) for w in weights], for matrices of one device that take the same input, as those of one layer do.
+
+    Activations are brought into the order of the matrices' rows once for all that have the same. out is a list of tensors to write.
+    """
+    weights = list(weights)
+    lead = tuple(x.shape[:-1])
+    flat = _contiguous(x.reshape(-1, x.shape[-1]))
+    if out is not None and len(out) != len(weights):
+        raise ValueError("%d results for %d matrices" % (len(out), len(weights)))
+    address, rows, cols, place = _matrix(flat, "x")
+    results, products = [], (_abi.kiln_product * len(weights))()
+    for i, (w, p) in enumerate(zip(weights, products)):
+        shape = lead + (w.cols,)
+        to = _empty_like(flat, shape) if out is None else out[i]
+        if tuple(to.shape) != shape:
+            raise RuntimeError("out %d has the shape %s: want %s" % (i, tuple(to.shape), shape))
+        at, _, kind, there = _tensor.view(to, "out %d" % i)
+        if kind != _abi.F16:
+            raise RuntimeError("out %d has the type %s: want float16" % (i, to.dtype))
+        if not place == there == w.device:
+            _misplaced(w.device, place, there)
+        p.matrix, p.out, p.out_cols = w.handle, at, w.cols
+        results.append(to)
+    flags = _lookup(_paths, path, "path") | (0 if bias else _abi.NO_BIAS)
+    check(library().kiln_gemm_many(products, len(weights), address, rows, cols, flags, _tensor.current_stream(place)))
+    return results
 
 
 def _misplaced(device, *places):

@@ -156,6 +156,20 @@ class TestDriver(unittest.TestCase):
         self.assertRegex(" ".join(log()), r"^launch kiln_dequantize stream %d " % STREAM)
         kiln.free_q_matrix(handle)
 
+    def test_many(self):
+        kinds = [random_exl2(256, 64), random_exl2(256, 64, bits=5), random_exl2(256, 64, seed=7)]
+        kinds[1]["q_invperm"] = kinds[0]["q_invperm"]
+        ws = [kiln.QMatrix.from_exl2(on_device(t)) for t in kinds]
+        x = half(2, 3, 256)
+        kiln.matmul_many(x, ws)
+        log()
+        self.assertEqual([y.shape for y in kiln.matmul_many(x, ws)], [(2, 3, 64)] * 3)
+        asked = [line.split()[1] for line in log() if line.startswith("launch")]
+        self.assertGreaterEqual(len(asked), 3, asked)
+        with kiln.QMatrix.from_exl2(random_exl2(256, 64)) as host:
+            with self.assertRaisesRegex(RuntimeError, "the matrix is on the CPU"):
+                kiln.matmul_many(x, [ws[0], host])
+
     def test_capture(self):
         """As torch records, in the global mode, also before any product on the stream."""
         handle, graph = kiln.make_q_matrix(*arguments()), ctypes.c_void_p()

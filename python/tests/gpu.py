@@ -67,6 +67,17 @@ def products():
     return "error at most %.2e" % worst
 
 
+def many():
+    tensors = [random_exl2(1024, 512), random_exl2(1024, 256, bits=5), random_exl2(1024, 256, bits=3)]
+    for t in tensors:
+        t["q_invperm"] = tensors[0]["q_invperm"]
+    ws = [kiln.QMatrix.from_exl2(cuda(t)) for t in tensors] + [kiln.QMatrix.from_gptq(cuda(random_gptq(1024, 512, act_order=True)))]
+    for m in (1, 2, 16, 40, 200, 2048):
+        x = torch.from_numpy(activations(m, 1024)).to(DEVICE)
+        expect(all(torch.equal(y, w(x)) for y, w in zip(kiln.matmul_many(x, ws), ws)), "products of %d rows differ" % m)
+    return "the same bits as one at a time"
+
+
 def stream():
     """Work is queued on torch's current stream: it sees what was written there before, however late that happens."""
     t = random_gptq(512, 256, act_order=True)
@@ -298,7 +309,7 @@ def eager():
     return text
 
 
-for f in (machine, overhead, eager, products, stream, graph, repeats, errors, in_place, leaks):
+for f in (machine, overhead, eager, products, many, stream, graph, repeats, errors, in_place, leaks):
     check(f)
 print("failed: " + ", ".join(failed) if failed else "ok")
 sys.exit(1 if failed else 0)

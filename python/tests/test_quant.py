@@ -118,6 +118,36 @@ class TestQMatrix(unittest.TestCase):
             m(x)
         m.close()
 
+    def test_many(self):
+        tensors = [random_exl2(256, 64), random_exl2(256, 32, bits=3), random_gptq(256, 96, act_order=True)]
+        tensors[0]["bias"] = np.arange(64, dtype=np.float16)
+        ws = [kiln.QMatrix.from_exl2(t) for t in tensors[:2]] + [kiln.QMatrix.from_gptq(tensors[2])]
+        for shape in ((256,), (3, 256), (2, 3, 256), (0, 256)):
+            x = np.random.default_rng(3).standard_normal(shape).astype(np.float16)
+            for kind in ({}, {"bias": False}, {"path": "reconstruct"}):
+                for got, w in zip(kiln.matmul_many(x, ws, **kind), ws):
+                    np.testing.assert_array_equal(got, w(x, **kind))
+        x, out = activations(2, 256), [np.full((2, w.cols), np.nan, np.float16) for w in ws]
+        for got, to, w in zip(kiln.matmul_many(x, ws, out=out), out, ws):
+            self.assertIs(got, to)
+            np.testing.assert_array_equal(got, w(x))
+        self.assertEqual(kiln.matmul_many(x, []), [])
+        other = kiln.QMatrix.from_gptq(random_gptq(128, 32))
+        wrong = {
+            "product 1: activations have 256 columns": lambda: kiln.matmul_many(x, [ws[0], other]),
+            "out 1 has the shape": lambda: kiln.matmul_many(x, ws[:2], out=[out[0], out[0]]),
+            "out 0 has the type": lambda: kiln.matmul_many(x, ws[:1], out=[out[0].astype(np.float32)]),
+            "want float16": lambda: kiln.matmul_many(x.astype(np.float32), ws),
+        }
+        for text, call in wrong.items():
+            with self.subTest(text), self.assertRaisesRegex(RuntimeError, text):
+                call()
+        with self.assertRaisesRegex(ValueError, "3 results for 2"):
+            kiln.matmul_many(x, ws[:2], out=out)
+        ws[1].close()
+        with self.assertRaisesRegex(kiln.Error, "closed"):
+            kiln.matmul_many(x, ws)
+
     def test_free(self):
         """In main memory nothing is in place, but the tensors are gone from the mapping."""
         tensors = random_exl2(128, 32)

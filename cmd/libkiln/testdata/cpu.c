@@ -113,6 +113,28 @@ int main(void) {
 	}
 	CHECK(kiln_gemm(matrix, x, 0, K, y, 0, N, 0, 0) == KILN_OK);
 
+	static uint16_t one[M][N], two[M][N];
+	kiln_product products[] = {{matrix, one, N}, {second, two, N}};
+	CHECK(kiln_gemm(matrix, x, M, K, y, M, N, 0, 0) == KILN_OK);
+	CHECK(kiln_gemm_many(products, 2, x, M, K, 0, 0) == KILN_OK);
+	CHECK(memcmp(one, y, sizeof y) == 0 && memcmp(two, y, sizeof y) == 0);
+	CHECK(kiln_gemm_many(0, 0, x, M, K, 0, 0) == KILN_OK);
+	CHECK(kiln_gemm_many(0, 1, x, M, K, 0, 0) == KILN_ERROR_ARGUMENT);
+	CHECK(kiln_gemm_many(products, -1, x, M, K, 0, 0) == KILN_ERROR_ARGUMENT);
+	CHECK(kiln_gemm_many(products, 2, x, M, K, 64, 0) == KILN_ERROR_ARGUMENT);
+	memset(one, 1, sizeof one);
+	products[1].matrix = 987654;
+	CHECK(kiln_gemm_many(products, 2, x, M, K, 0, 0) == KILN_ERROR_HANDLE && one[0][0] == 0x0101);
+
+	/* On the CPU nothing is in place, and nothing is changed. */
+	in = gptq();
+	in.flags = KILN_IN_PLACE;
+	kiln_matrix placed = 0;
+	CHECK(kiln_make_gptq(&in, &placed) == KILN_OK && kiln_matrix_info(placed, &info) == KILN_OK && info.in_place == 0);
+	CHECK(memcmp(before, qweight, sizeof before) == 0 && kiln_free(placed) == KILN_OK);
+	in.flags = 8;
+	CHECK(kiln_make_gptq(&in, &placed) == KILN_ERROR_ARGUMENT);
+
 	CHECK(kiln_gemm(matrix, x, M, K - 1, y, M, N, 0, 0) == KILN_ERROR_ARGUMENT);
 	CHECK(kiln_gemm(matrix, x, M, K, y, M - 1, N, 0, 0) == KILN_ERROR_ARGUMENT);
 	CHECK(kiln_gemm(matrix, x, M, K, y, M, N + 1, 0, 0) == KILN_ERROR_ARGUMENT);

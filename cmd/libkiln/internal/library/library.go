@@ -425,25 +425,11 @@ func (l *Library) Gemm(handle uint64, out, x Half, opts quant.GemmOptions, strea
 		return err
 	}
 	defer m.use.RUnlock()
-	// Before anything is read: the size of the memory follows from these numbers.
-	switch {
-	case x.Cols != int64(m.info.Rows):
-		return fmt.Errorf("activations have %d columns: the matrix has %d rows", x.Cols, m.info.Rows)
-	case out.Cols != int64(m.info.Cols):
-		return fmt.Errorf("result has %d columns: the matrix has %d", out.Cols, m.info.Cols)
-	case out.Rows != x.Rows:
-		return fmt.Errorf("result has %d rows: the activations have %d", out.Rows, x.Rows)
+	if err := m.check(out, x); err != nil {
+		return err
 	}
 	if m.device == nil {
-		from, err := x.bytes()
-		if err != nil {
-			return fmt.Errorf("activations: %w", err)
-		}
-		to, err := out.bytes()
-		if err != nil {
-			return fmt.Errorf("result: %w", err)
-		}
-		return l.cpu.Gemm(context.Background(), to, from, m.weight, opts)
+		return l.gemmHost(m, out, x, opts)
 	}
 	s := m.device.On(stream)
 	from, err := borrow(s, x)
@@ -455,6 +441,88 @@ func (l *Library) Gemm(handle uint64, out, x Half, opts quant.GemmOptions, strea
 		return fmt.Errorf("result: %w", err)
 	}
 	return s.Gemm(context.Background(), to, from, m.weight, opts)
+}
+
+// check compares the sizes of a product, before anything is read: the size of the memory follows
+// from these numbers.
+func (m *matrix) check(out, x Half) error {
+	switch {
+	case x.Cols != int64(m.info.Rows):
+		return fmt.Errorf("activations have %d columns: the matrix has %d rows", x.Cols, m.info.Rows)
+	case out.Cols != int64(m.info.Cols):
+		return fmt.Errorf("result has %d columns: the matrix has %d", out.Cols, m.info.Cols)
+	case out.Rows != x.Rows:
+		return fmt.Errorf("result has %d rows: the activations have %d", out.Rows, x.Rows)
+	}
+	return nil
+}
+
+func (l *Library) gemmHost(m *matrix, out, x Half, opts quant.GemmOptions) error {
+	from, err := x.bytes()
+	if err != nil {
+		return fmt.Errorf("activations: %w", err)
+	}
+	to, err := out.bytes()
+	if err != nil {
+		return fmt.Errorf("result: %w", err)
+	}
+	return l.cpu.Gemm(context.Background(), to, from, m.weight, opts)
+}
+
+// Product is one of several with the same activations.
+type Product struct {
+	Handle uint64
+	Out    Half
+}
+
+// GemmMany computes the products of one x with several matrices of one device. Nothing is computed
+// if one of them is refused.
+func (l *Library) GemmMany(products []Product, x Half, opts quant.GemmOptions, stream uintptr) error {
+	matrices := make([]*matrix, len(products))
+	for i, p := range products {
+		m, err := l.find(p.Handle)
+		if err != nil {
+			return err
+		}
+		defer m.use.RUnlock()
+		if err := m.check(p.Out, x); err != nil {
+			return fmt.Errorf("product %d: %w", i, err)
+		}
+		matrices[i] = m
+		if m.device != matrices[0].device {
+			return fmt.Errorf("product %d: the matrices are on several devices", i)
+		}
+	}
+	if len(products) == 0 {
+		return nil
+	}
+	if matrices[0].device == nil {
+		for i, p := range products {
+			if err := l.gemmHost(matrices[i], p.Out, x, opts); err != nil {
+				return fmt.Errorf("product %d: %w", i, err)
+			}
+		}
+		return nil
+	}
+	s := matrices[0].device.On(stream)
+	from, err := borrow(s, x)
+	if err != nil {
+		return fmt.Errorf("activations: %w", err)
+	}
+	results, weights := make([]quant.Matrix, len(products)), make([]quant.Weight, len(products))
+	for i, p := range products {
+		to, err := borrow(s, p.Out)
+		if err != nil {
+			return fmt.Errorf("result %d: %w", i, err)
+		}
+		results[i], weights[i] = to, matrices[i].weight
+	}
+	for i := range products {
+		if err := s.Gemm(context.Background(), results[i], from, weights[i], opts); err != nil {
+			return fmt.Errorf("product %d: %w", i, err)
+		}
+	}
+	return nil
 }
 
 func borrow(s *cuda.Stream, h Half) (*cuda.Matrix, error) {

@@ -60,25 +60,28 @@ def process(kind, act_order, symmetric):
     torch.cuda.empty_cache()
     out = {"kind": kind, "loaded": used() - start, "rest": sum(t.nbytes for t in rest) + scratch.nbytes}
     if kind != "original":
-        for rows in (1, 40):
-            for i in range(len(SHAPES)):
-                k, n = SHAPES[i]
-                x = torch.randn((rows, k), device="cuda", generator=torch.Generator("cuda").manual_seed(i)).half()
-                y = torch.empty((rows, n), dtype=torch.float16, device="cuda")
-                exllamav2_kernels.gemm_half_q_half(x, layers[i][5], y, False)
-                w = torch.empty((k, n), dtype=torch.float16, device="cuda")
-                kiln.reconstruct(layers[i][5], w)
-                want = x.double() @ w.double()
-                error = ((y.double() - want).norm() / want.norm()).item()
-                if not error < 5e-4:
-                    sys.exit("%d rows of %d×%d: error %.2e" % (rows, k, n, error))
-                sums.append(y.float().abs().sum().item())
-                sums.append(w.float().abs().sum().item())
-                del x, y, w, want
-        torch.cuda.synchronize()
+        inputs = [torch.randn((4096, k), device="cuda", generator=torch.Generator("cuda").manual_seed(i)).half() for i, (k, _) in enumerate(SHAPES)]
+        results = [torch.empty((4096, n), dtype=torch.float16, device="cuda") for _, n in SHAPES]
         torch.cuda.empty_cache()
-        out["used"] = used() - start
-        out["kiln"] = sum(kiln._quant._info(layer[5]).bytes for layer in layers)
+        before = used()
+        for rows in (1, 40, 4096):
+            for i, (x, y) in enumerate(zip(inputs, results)):
+                exllamav2_kernels.gemm_half_q_half(x[:rows], layers[i][5], y[:rows], False)
+            torch.cuda.synchronize()
+            out[str(rows)] = used() - before
+            for i, (x, y) in enumerate(zip(inputs, results)):
+                w = torch.empty(SHAPES[i], dtype=torch.float16, device="cuda")
+                kiln.reconstruct(layers[i][5], w)
+                some = slice(0, min(rows, 64))
+                want = x[some].double() @ w.double()
+                error = ((y[some].double() - want).norm() / want.norm()).item()
+                if not error < 5e-4:
+                    sys.exit("%d rows of %d×%d: error %.2e" % (rows, *SHAPES[i], error))
+                sums += [y[:rows].double().abs().sum().item(), w.double().abs().sum().item()]
+                del w, want
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            before = used() - out[str(rows)]
         out["in place"] = sum(bool(kiln._quant._info(layer[5]).in_place) for layer in layers)
     out["sums"] = sums
     print(json.dumps(out))
@@ -96,7 +99,8 @@ def main():
             alone = (r["loaded"] - r["rest"]) / (results["original"]["loaded"] - r["rest"]) - 1
             print("%-22s %-9s %7.1f MiB loaded (%+.1f %%; of the matrices alone %+.1f %%)%s" % (
                 name, kind, r["loaded"] / 2**20, 100 * more, 100 * alone,
-                "" if kind == "original" else ", %.1f MiB after products, %d in place" % (r["used"] / 2**20, r["in place"])), flush=True)  # fmt: skip
+                "" if kind == "original" else "; scratch memory of 40 rows %.0f MiB, of 4,096 %.0f; %d in place" % (
+                    r["40"] / 2**20, r["4096"] / 2**20, r["in place"])), flush=True)  # fmt: skip
         if more > 0.03 or results["kiln"]["sums"] != results["in-place"]["sums"]:
             failed = True
             print("%s: FAILED: %.1f %% more in place, results %s" % (

@@ -13,6 +13,7 @@ import threading
 import time
 import types
 import unittest
+import warnings
 import weakref
 from unittest import mock
 
@@ -307,6 +308,23 @@ class TestFast(unittest.TestCase):
         with self.assertRaisesRegex(kiln.Error, "freed"):
             kiln.gemm_half_q_half(x, self.handle, out)
         self.handle = None
+
+    def test_fork(self):
+        """A child, which has none of the library's threads, gets an error, no hang."""
+        read, write = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 and later warn of what this is about
+            child = os.fork()
+        if not child:
+            try:
+                kiln.gemm_half_q_half(half(1, 256), self.handle, half(1, 64), False)
+            except kiln.Error as e:
+                os.write(write, str(e).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as f:
+            self.assertIn("spawn", f.read())
+        os.waitpid(child, 0)
 
     def test_threads(self):
         """A call lets other threads run, and a matrix that one of them frees is an error, no crash."""

@@ -21,6 +21,9 @@ import (
 // KILN_REQUIRE lists python.
 func python(t *testing.T) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("runs Python")
+	}
 	path := os.Getenv("KILN_PYTHON")
 	if path == "" {
 		kilntest.Lacking(t, "python", "KILN_PYTHON is not set: needs a Python with pip, setuptools, wheel, build and packaging")

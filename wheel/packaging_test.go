@@ -288,17 +288,10 @@ func TestPackagingStricter(t *testing.T) {
 
 // TestPackagingCorpusIsCurrent makes the corpus again and compares every byte.
 func TestPackagingCorpusIsCurrent(t *testing.T) {
-	skip := t.Skipf
-	if kilntest.Required("python") {
-		skip = t.Fatalf
-	}
-	python := os.Getenv("KILN_PYTHON")
-	if python == "" {
-		skip("KILN_PYTHON does not name a python with packaging 26.3")
-	}
+	python := python(t)
 	out, err := exec.CommandContext(t.Context(), python, "-c", "import packaging; print(packaging.__version__)").CombinedOutput()
 	if version := strings.TrimSpace(string(out)); err != nil || version != "26.3" {
-		skip("%s has no packaging 26.3: %s (%v)", python, version, err)
+		kilntest.Lacking(t, "python", "%s has no packaging 26.3: %s (%v)", python, version, err)
 	}
 	dir := t.TempDir()
 	if out, err := exec.CommandContext(t.Context(), python, filepath.Join(corpusDir, "make_corpus.py"), dir).CombinedOutput(); err != nil {

@@ -31,8 +31,8 @@ import (
 //	KILN_AUDIT_PYTHON   a Python with pip and auditwheel (default python3)
 //	KILN_AUDIT_CACHE    a folder for downloads (default ../.cache/audit)
 //	KILN_AUDIT_PYTHONS  other interpreters for predictions, as 3.12=/path,3.8=/path
-//	KILN_CUOBJDUMP      programs, separated as in PATH (default: cuobjdump from the PATH). The first
-//	                    that reads a file counts: newer ones call some old cubins invalid.
+//	KILN_CUOBJDUMP      programs, separated as in PATH (default: cuobjdump on PATH). The
+//	                    first that reads a file counts: newer ones call some old cubins invalid.
 
 func needE2E(t *testing.T) (python, cache string) {
 	t.Helper()

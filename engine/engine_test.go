@@ -239,7 +239,7 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// outcomeRunner fails as told: attempt n of a job ends with the nth error.
+// failing returns work that fails as told: attempt n of a job ends with the nth error.
 func failing(errs ...error) func(context.Context, *engine.Attempt) (engine.Result, error) {
 	n := 0
 	return func(_ context.Context, _ *engine.Attempt) (engine.Result, error) {

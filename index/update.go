@@ -33,9 +33,10 @@ import (
 //  7. removal of hosted files that no page names any more
 //
 // What can fail for want of space comes before 2 is done, and is taken back; only a very large
-// change writes its pages later. A change that was cut short between 2 and 6 is found by the next one as blocks after the end of
-// the log that the state knows; a change of the configuration, which is written before all of this,
-// by its checksum. It is completed before the next one begins: only it knows which pages it wrote.
+// change writes its pages later. A change that was cut short between 2 and 6 is found by the next
+// one as blocks after the end of the log that the state knows; a change of the configuration, which
+// is written before all of this, by its checksum. It is completed before the next one begins: only
+// it knows which pages it wrote.
 type update struct {
 	store  *Store
 	st     *state // as found

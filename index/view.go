@@ -521,7 +521,7 @@ func aliases(combinations []combination) map[string][]string {
 	return out
 }
 
-// pythonVersions turns Python tags into versions: cp312 into 3.12.
+// pythonVersion turns a Python tag into a version: cp312 into 3.12.
 func pythonVersion(tag string) string {
 	if len(tag) < 4 || !strings.HasPrefix(tag, "cp") && !strings.HasPrefix(tag, "py") {
 		return tag

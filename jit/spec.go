@@ -241,7 +241,7 @@ func (d *specDecoder) boolean(out *bool) func(*yaml.Node) {
 	}
 }
 
-// list reads a list of texts; a single text is a list of one.
+// texts reads a list of texts; a single text is a list of one.
 func (d *specDecoder) texts(out *[]string) func(*yaml.Node) {
 	return func(n *yaml.Node) {
 		items := []*yaml.Node{n}

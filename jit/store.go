@@ -19,7 +19,7 @@ import (
 
 // Store keeps compiled modules in a folder:
 //
-//	v1/NAME/KEY/         one module with its manifest, inputs and log; never changed once it is there
+//	v1/NAME/KEY/         one module with its manifest, inputs and log; never changed
 //	v1/NAME/wheel.SUM/   the native files of a wheel that a prebuilt module is in
 //	v1/NAME/….used       its time is that of the last use of the folder
 //	v1/NAME/BASE.lock    held by the process that compiles; never removed

@@ -95,7 +95,7 @@ func (e *Evidence) failed() bool {
 	return e.ExitCode != 0 || e.Signal != "" || e.OOMKilled || e.TimedOut || e.Lost
 }
 
-// asRoot says whether the commands of a fix run as root: in an image, or for a user who is.
+// asRoot says whether the commands of a fix run as root: in an image, or because the user is root.
 func (e *Evidence) asRoot() bool { return e.Image != "" || e.Root }
 
 // in says whether the failure happened in one of the stages; unknown matches all.

@@ -53,8 +53,8 @@ var cudaFolders = []struct{ dir, name string }{
 	{"/usr/local", "cuda"}, {"/usr/local", "cuda-*"}, {"/opt", "cuda"}, {"nvidia", "cu*"}, {"nvidia", "cuda_nvcc"},
 }
 
-// CUDAHomes lists the places of a toolkit of one version, such as "12.8", for a system whose folders
-// cannot be listed. Relative ones are in folders of Python packages.
+// CUDAHomes lists the places of a toolkit of one version, such as "12.8", for a system whose
+// folders cannot be listed. Relative ones are in folders of Python packages.
 func CUDAHomes(version string) []string {
 	major, _, _ := strings.Cut(version, ".")
 	var homes []string

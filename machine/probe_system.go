@@ -358,7 +358,7 @@ func LibraryName(os, name string) string {
 	return "lib" + name + ".so"
 }
 
-// packaged reports whether a distribution built it. Its libraries are then among those of the system.
+// packaged reports whether a distribution built it. Its libraries are then in the system folders.
 func (t Torch) packaged() bool {
 	return strings.HasSuffix(t.Version, "+debian") || strings.HasPrefix(t.Dir, "/usr/lib/python3/dist-packages/")
 }

@@ -482,8 +482,8 @@ func TestSignedPapers(t *testing.T) {
 	}
 }
 
-// TestEarlyStatements: statements of before know the wheel alone. That is said, and what follows from
-// the wheel is still checked.
+// TestEarlyStatements: statements of before know the wheel alone. That is said, and what follows
+// from the wheel is still checked.
 func TestEarlyStatements(t *testing.T) {
 	p := newPapers(t, publish.StatementOptions{})
 	early, err := publish.NewStatement(p.built, p.built.Files[0], nil, &publish.StatementOptions{Version: "test"})
@@ -508,8 +508,8 @@ func TestEarlyStatements(t *testing.T) {
 	}
 }
 
-// TestPapersOfAnotherBuild: a statement names its papers by their hashes. Those of another build are
-// never mixed with what is published.
+// TestPapersOfAnotherBuild: a statement names its papers by their hashes. Those of another build
+// are never mixed with what is published.
 func TestPapersOfAnotherBuild(t *testing.T) {
 	project := publishtest.NewProject(t, publishtest.Document, 10)
 	read := func(version string) *publish.Inventory {

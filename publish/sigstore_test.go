@@ -13,8 +13,8 @@ import (
 	"github.com/kiln-build/kiln/publish/publishtest"
 )
 
-// TestSigstore: the tools of Sigstore and in-toto read what kiln signs, find the signature good, and
-// find the wheel and its papers in it.
+// TestSigstore: the tools of Sigstore and in-toto read what kiln signs, find the signature good,
+// and find the wheel and its papers in it.
 func TestSigstore(t *testing.T) {
 	python := os.Getenv("KILN_PYTHON")
 	if python == "" {

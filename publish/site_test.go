@@ -127,8 +127,8 @@ func TestGitHubLimits(t *testing.T) {
 	}
 }
 
-// TestIndexPapers: a wheel whose papers are not those that its statement names is not listed, and does
-// not keep the others out.
+// TestIndexPapers: a wheel whose papers are not those that its statement names is not listed, and
+// does not keep the others out.
 func TestIndexPapers(t *testing.T) {
 	for _, tt := range []struct{ suffix, change, want string }{
 		{".metadata", "changed", "its provenance says"},

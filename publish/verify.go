@@ -156,8 +156,8 @@ func subjectNames(list []sign.Subject) string {
 // paperNames are what the papers are called in messages.
 var paperNames = []struct{ suffix, what string }{{metadataSuffix, "the metadata"}, {sbomSuffix, "the bill of materials"}}
 
-// papers compares the small files that go with a wheel with the statement, if there is one, and with
-// the wheel. They are beside the wheel, else in the folder of the statement.
+// papers compares the small files that go with a wheel with the statement, if there is one, and
+// with the wheel. They are beside the wheel, else in the folder of the statement.
 func (v *Verdict) papers(path, folder string, s *Statement, inside []byte) error {
 	var uncovered []string
 	for _, p := range paperNames {

@@ -38,7 +38,7 @@ func TestEnviron(t *testing.T) {
 	}
 }
 
-// TestOwnedProcesses lists processes while they become others again and again: a sweep that sees
+// TestMarkedProcesses lists processes while they become others again and again: a sweep that sees
 // none of them would leave them behind.
 func TestMarkedProcesses(t *testing.T) {
 	owner := fmt.Sprintf("becoming %d", os.Getpid())

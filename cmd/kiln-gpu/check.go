@@ -88,7 +88,8 @@ func checkConditions(ctx context.Context, out io.Writer, d *cuda.Device, seed ui
 		checkSpecial(ctx, out, d, k, n))
 }
 
-// checkWays computes products in every way that there is, which checkFresh does with other matrices.
+// checkWays computes products in every way that there is, which checkFresh does with other
+// matrices.
 func checkWays(ctx context.Context, out io.Writer, d *cuda.Device, k, n int) error {
 	for _, format := range []string{"exl2-4", "exl2-8/6/5/4/3/2", "gptq"} {
 		m, err := randomMatrix(k, n, format)

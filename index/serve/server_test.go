@@ -812,7 +812,7 @@ func TestServerSeesOthers(t *testing.T) {
 	}
 }
 
-// TestServerReadersNeverBlock: while uploads go on, every page is one state of the index: what it
+// TestServerReaders: while uploads go on, every page is one state of the index: what it
 // lists is there.
 func TestServerReaders(t *testing.T) {
 	f := newFixture(t, serve.Options{})

@@ -113,7 +113,8 @@ func StartWriteback(f *os.File, off, n int64) {
 	}
 }
 
-// SHA256 returns the SHA-256 of a file, in hexadecimal, and its size. It opens by the rules of [Open].
+// SHA256 returns the SHA-256 of a file, in hexadecimal, and its size. It opens by the rules of
+// [Open].
 func SHA256(path string) (sum string, size int64, err error) {
 	f, err := Open(path)
 	if err != nil {

@@ -35,9 +35,9 @@ func (e notRegular) Error() string { return string(e) }
 
 func (e notRegular) Is(target error) bool { return target == ErrNotRegular }
 
-// Open opens an input, following links. Anything but a regular file is refused at once: a named pipe
-// would wait for a writer, a terminal for a person, and some devices have no end, or act when they
-// are opened. All files that users name are opened here or by [ReadFile].
+// Open opens an input, following links. Anything but a regular file is refused at once: a named
+// pipe would wait for a writer, a terminal for a person, and some devices have no end, or act when
+// they are opened. All files that users name are opened here or by [ReadFile].
 func Open(path string) (*os.File, error) {
 	info, err := os.Stat(path)
 	if err != nil {

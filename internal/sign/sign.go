@@ -78,7 +78,8 @@ func Seal(statement []byte, key ed25519.PrivateKey) ([]byte, error) {
 	})
 }
 
-// Open returns what is in an envelope, unchecked, and the envelope; nil if text is a bare statement.
+// Open returns what is in an envelope, unchecked, and the envelope; nil if text is a bare
+// statement.
 func Open(text []byte) (statement []byte, e *Envelope, err error) {
 	e = new(Envelope)
 	if json.Unmarshal(text, e) != nil || e.PayloadType == "" {
@@ -96,8 +97,8 @@ var ErrSignature = errors.New("not signed by a trusted key")
 // clockSkew is how far the clock of a signer may be ahead.
 const clockSkew = 10 * time.Minute
 
-// Verify returns the key that signed the envelope, which may be nil for a statement without one.
-// at is when it was signed, as the statement itself says. One signature of a key that was valid then
+// Verify returns the key that signed the envelope, which may be nil for a statement without one. at
+// is when it was signed, as the statement itself says. One signature of a key that was valid then
 // is enough; what else is there does not count.
 func (t *Trust) Verify(e *Envelope, at time.Time) (*Key, error) {
 	if e == nil || len(e.Signatures) == 0 {

@@ -63,7 +63,8 @@ func (k *Key) String() string {
 	return k.Name + " (" + k.ID + ")"
 }
 
-// State says in a word how the key stands at a time: "valid", "not yet valid", "expired" or "revoked".
+// State says in a word how the key stands at a time: "valid", "not yet valid", "expired" or
+// "revoked".
 func (k *Key) State(at time.Time) string {
 	switch {
 	case !k.Revoked.IsZero():

@@ -16,10 +16,12 @@
 // Two modes decide about the output. [Compat] gives the files of the original step byte for byte,
 // with its defects:
 //
-//   - the shard limit is looked at only after a whole module and extras do not count, so a last shard can be of any size,
-//     tensors change their order, and a first tensor above the limit is fatal (here: an error before anything is written);
+//   - the shard limit is looked at only after a whole module and extras do not count, so a last
+//     shard can be of any size, tensors change their order, and a first tensor above the limit is
+//     fatal (here: an error before anything is written);
 //   - an extra that two prefixes cover can be in two shards;
-//   - the source's index is copied though it names other files, and so are weights in formats such as *.pth.
+//   - the source's index is copied though it names other files, and so are weights in formats such
+//     as *.pth.
 //
 // [Default] packs in order, adds a correct index and a manifest with digests, and leaves stale and
 // foreign files behind.

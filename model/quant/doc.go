@@ -8,7 +8,7 @@
 // a QMatrix with Upload and computes C = A·W with Gemm; [NewCPU] is the backend of this package,
 // and the suite in package quanttest is what any other has to pass. [QuantizeEXL2] makes a matrix
 // from float weights by rounding to nearest. [Inspect] lists the quantized layers of a file and
-// [DequantizeFile] writes them back in half precision. [NewBenchmark] measures a backend.
+// [DequantizeFile] writes them back in half precision.
 //
 // # Conventions
 //

@@ -93,9 +93,9 @@ func help(slot *atomic.Pointer[call], c *call) {
 	}
 }
 
-// parallel calls f for 0 to n − 1, on several goroutines, and waits for all. When ctx ends it starts
-// no further call. A goroutine takes many neighbors at once, as memory is read ahead, and few near
-// the end, so that all end together.
+// parallel calls f for 0 to n − 1, on several goroutines, and waits for all. When ctx ends it
+// starts no further call. A goroutine takes many neighbors at once, as memory is read ahead, and
+// few near the end, so that all end together.
 func (c *CPU) parallel(ctx context.Context, threads, n int, f func(i int, s *cpuScratch)) error {
 	threads = min(threads, n)
 	var next atomic.Int64

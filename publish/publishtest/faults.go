@@ -21,10 +21,10 @@ type Fault struct {
 	//	""        nothing
 	//	"refuse"  the connection is reset before anything is read
 	//	"body"    it is reset when At bytes of the body have arrived; the server sees a cut body
-	//	"answer"  the request is carried out, and the connection reset when At bytes of the answer are sent
+	//	"answer"  the request is carried out; the connection is reset after At bytes of the answer
 	//	"short"   only At bytes of the body reach the server, which does not notice
 	//	"flip"    the byte At of the body is changed on the way
-	//	"status"  the answer is Status with After as Retry-After, and the request is not carried out
+	//	"status"  the request is not carried out; the answer is Status, with After as Retry-After
 	Kind   string
 	At     int64
 	Status int

@@ -5,8 +5,8 @@
 //
 // It takes requirements of torch, whose wheels pip downloads, torch wheels, folders with an
 // installed torch, and files of `kiln audit snapshot`. A release that is in its table already, for
-// the same platform, is replaced. Run it in the root of the repository. KILN_PYTHON names the Python
-// with pip, python3 otherwise.
+// the same platform, is replaced. Run it in the root of the repository. KILN_PYTHON names the
+// Python with pip, python3 otherwise.
 package main
 
 import (

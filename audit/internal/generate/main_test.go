@@ -74,8 +74,8 @@ func writeTable(t *testing.T, file string, releases []table.Release) {
 	}
 }
 
-// TestAddRequirement: pip finds and downloads the wheel of a requirement, and its symbols are added.
-// The wheel is a small one in a folder, which pip searches in place of an index.
+// TestAddRequirement: pip finds and downloads the wheel of a requirement, and its symbols are
+// added. The wheel is a small one in a folder, which pip searches in place of an index.
 func TestAddRequirement(t *testing.T) {
 	python := os.Getenv("KILN_PYTHON")
 	if python == "" {

@@ -2,7 +2,7 @@
 // questions: auditwheel show on a wheel, cuobjdump on a library. It prints times, ratios and the
 // peak memory of each.
 //
-//	go run ./dev/bench/audit -kiln bin/kiln -auditwheel path -cuobjdump path -library libtorch_cuda.so
+//	go run ./dev/bench/audit -kiln bin/kiln -auditwheel PATH -cuobjdump PATH -library libtorch.so
 package main
 
 import (

@@ -2,7 +2,7 @@
 // a time, and shows what each did:
 //
 //	TARGET                  RESULT  EXECS    NEW  TOTAL
-//	./wheel.FuzzParseName   ok      1203441  12   148
+//	./wheel.FuzzMetadata    ok      1203441  12   148
 //
 // With -record the inputs worth keeping are added to the corpora that are checked in.
 //

@@ -23,7 +23,8 @@ type BLAS struct {
 
 const blasWorkspace = 64 << 20
 
-// loadBLAS loads the library at the path, or the one that the loader finds. The name "loaded" is one that the process has.
+// loadBLAS loads the library at the path, or the one that the loader finds. The name "loaded" is
+// one that the process has.
 func loadBLAS(path string) (*blasLibrary, error) {
 	names, open := blasLibraries(), openLibrary
 	switch path {
@@ -51,8 +52,9 @@ func loadBLAS(path string) (*blasLibrary, error) {
 	return l, nil
 }
 
-// NewBLAS loads cuBLAS for the device's own stream: the library at the path, or the one that the loader finds. Without one
-// the error is ErrNotSupported. It is what dense products are compared with.
+// NewBLAS loads cuBLAS for the device's own stream: the library at the path, or the one that the
+// loader finds. Without one the error is ErrNotSupported. It is what dense products are compared
+// with.
 func (d *Device) NewBLAS(path string) (*BLAS, error) {
 	lib, err := loadBLAS(path)
 	if err != nil {
@@ -66,8 +68,8 @@ func (d *Device) NewBLAS(path string) (*BLAS, error) {
 	return b, err
 }
 
-// on returns a handle for a stream. The workspace is its own, so that the same call gives the same bits also beside other
-// streams, and a recorded one needs no memory of cuBLAS.
+// on returns a handle for a stream. The workspace is its own, so that the same call gives the same
+// bits also beside other streams, and a recorded one needs no memory of cuBLAS.
 func (l *blasLibrary) on(s *Stream) (*BLAS, error) {
 	b := &BLAS{lib: l, s: s}
 	// cublasStatus_t cublasCreate(cublasHandle_t *handle)
@@ -101,9 +103,10 @@ func blasError(name string, result uintptr) error {
 
 // gemm queues out[m, n] = x[m, k]·w[k, n], all row-major, or adds that to out.
 //
-// cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t transb, int m, int n, int k,
-// const void *alpha, const void *A, cudaDataType Atype, int lda, const void *B, cudaDataType Btype, int ldb,
-// const void *beta, void *C, cudaDataType Ctype, int ldc, cublasComputeType_t computeType, cublasGemmAlgo_t algo)
+// cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa, cublasOperation_t
+// transb, int m, int n, int k, const void *alpha, const void *A, cudaDataType Atype, int lda, const
+// void *B, cudaDataType Btype, int ldb, const void *beta, void *C, cudaDataType Ctype, int ldc,
+// cublasComputeType_t computeType, cublasGemmAlgo_t algo)
 func (b *BLAS) gemm(out, x, w uintptr, m, n, k int, accumulate bool) error {
 	const half, compute32F = 2, 68
 	alpha, beta := float32(1), float32(0)

@@ -101,7 +101,7 @@ type Device struct {
 	clusters  bool // whether thread blocks of gemm.cu add up as a cluster
 
 	main *Stream
-	side uintptr // a stream that nobody records
+	side uintptr // a stream that is never captured into a graph
 
 	mu      sync.Mutex
 	closed  bool

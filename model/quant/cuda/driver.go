@@ -11,8 +11,8 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// ErrNotSupported is the error where there is no usable NVIDIA driver, no such device, or a device that is too old. The
-// text names the library that was tried.
+// ErrNotSupported is the error where there is no usable NVIDIA driver, no such device, or a device
+// that is too old. The text names the library that was tried.
 var ErrNotSupported = errors.New("not supported")
 
 // Error is the error of a call into the CUDA driver or cuBLAS.
@@ -38,8 +38,8 @@ const (
 	errPTXVersion   = 222
 )
 
-// driver holds the entry points of the driver library. Addresses are called through SyscallN, which allocates
-// less than functions registered with purego.
+// driver holds the entry points of the driver library. Addresses are called through SyscallN, which
+// allocates less than functions registered with purego.
 type driver struct {
 	path    string
 	version int // 13000 is CUDA 13.0
@@ -268,9 +268,11 @@ func (d *driver) with(ctx uintptr, f func() error) error {
 	return errors.Join(err, d.check("cuCtxPopCurrent", r))
 }
 
-// loadModule loads a cubin, or PTX with a NUL at its end. What the driver's compiler says is in the error.
+// loadModule loads a cubin, or PTX with a NUL at its end. What the driver's compiler says is in the
+// error.
 //
-// CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions, CUjit_option *options, void **optionValues)
+// CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions,
+// CUjit_option *options, void **optionValues)
 func (d *driver) loadModule(image []byte) (uintptr, error) {
 	const errorLog, errorLogBytes = 5, 6
 	var (
@@ -331,8 +333,8 @@ type launchAttribute struct {
 	_     uint32
 }
 
-// overlapped is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may begin before the one in front of
-// it has ended, and waits for that itself.
+// overlapped is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may begin before
+// the one in front of it has ended, and waits for that itself.
 func overlapped() launchAttribute { return launchAttribute{id: 6, value: [16]uint32{1: 1}} }
 
 // clustered is CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, in x.
@@ -342,7 +344,8 @@ func clustered(n int) launchAttribute {
 
 // launch starts a kernel that takes one structure.
 //
-// CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
+// CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void
+// **extra)
 func (d *driver) launch(f uintptr, config *launchConfig, args unsafe.Pointer, attributes []launchAttribute) error {
 	config.attributes, config.count = unsafe.Pointer(unsafe.SliceData(attributes)), uint32(len(attributes))
 	params := [1]unsafe.Pointer{args}
@@ -476,8 +479,8 @@ func (d *driver) capturing(stream uintptr) (bool, error) {
 	return status != 0, d.check("cuStreamIsCapturing", r)
 }
 
-// outsideCapture calls f so that it may allocate and wait although the thread, or another one, records a stream. None of
-// what it does may be on that stream.
+// outsideCapture calls f so that it may allocate and wait although the thread, or another one,
+// records a stream. None of what it does may be on that stream.
 //
 // CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 func (d *driver) outsideCapture(f func() error) error {

@@ -12,7 +12,8 @@ func compilerLibraries() []string {
 	return []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}
 }
 
-// compilerParts are what NVRTC loads itself. Packages have a second set of another name beside it, which it does not need.
+// compilerParts are what NVRTC loads itself. Packages have a second set of another name beside it,
+// which it does not need.
 const compilerParts = "libnvrtc-builtins.so*"
 
 func openLibrary(name string) (uintptr, error) {

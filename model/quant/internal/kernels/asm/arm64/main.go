@@ -1,7 +1,8 @@
 // Command arm64 writes the kernels for NEON: kernels_arm64.s and its declarations.
 //
-// They are the same as those of the command amd64, with four columns in a register and blocks of 16. Instructions that the Go
-// assembler does not know are written as words; all of them are in every ARMv8 processor.
+// They are the same as those of the command amd64, with four columns in a register and blocks of
+// 16. Instructions that the Go assembler does not know are written as words; all of them are in
+// every ARMv8 processor.
 package main
 
 import (
@@ -91,12 +92,14 @@ func turn(bits int) int {
 	return 16
 }
 
-// decode calls use for every row of a turn, with the register of the first of four that hold code − 2^(bits−1). Words are at
-// R2, which is moved on. A code is masked where it is in its word and given the exponent that makes its last bit 1: the
-// number is 2^(23−shift) + code. That works below bit 23, so words are shifted once. Masks, exponents and what is
-// to be subtracted come from a table, in the order of their use, through R8.
+// decode calls use for every row of a turn, with the register of the first of four that hold code −
+// 2^(bits−1). Words are at R2, which is moved on. A code is masked where it is in its word and
+// given the exponent that makes its last bit 1: the number is 2^(23−shift) + code. That works below
+// bit 23, so words are shifted once. Masks, exponents and what is to be subtracted come from a
+// table, in the order of their use, through R8.
 //
-// Registers: V4 to V7 words, V8 to V11 the next words, V12 to V15 results, V16 to V18 from the table, V20 to V23 scratch.
+// Registers: V4 to V7 words, V8 to V11 the next words, V12 to V15 results, V16 to V18 from the
+// table, V20 to V23 scratch.
 func (w *writer) decode(bits int, use func(k int)) {
 	table := fmt.Sprintf("codes%d", bits)
 	w.op("MOVD $%s<>(SB), R8", table)
@@ -194,8 +197,9 @@ func (w *writer) unpack(bits int) {
 	w.op("RET")
 }
 
-// finish adds the sums of some rows, which are in the registers from V0 on, to y at R0: as they are if R2 is 0, or times the
-// scales at R2, with the shifts behind them times the numbers at R4 added before, unless R4 is 0. It uses V24 to V31.
+// finish adds the sums of some rows, which are in the registers from V0 on, to y at R0: as they are
+// if R2 is 0, or times the scales at R2, with the shifts behind them times the numbers at R4 added
+// before, unless R4 is 0. It uses V24 to V31.
 func (w *writer) finish(rows int) {
 	plain, add, done := w.label("plain"), w.label("add"), w.label("done")
 	widen := func(offset int) {

@@ -83,12 +83,13 @@ func fetch(t *testing.T, python, cache, file string) string {
 	}
 	parts := strings.Split(strings.TrimSuffix(file, ".whl"), "-")
 	n := len(parts)
+	version, native := strings.CutPrefix(parts[n-3], "cp")
+	if !native { // py3, py2.py3, py39
+		version = "3.11"
+	}
 	args := []string{
 		"-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", cache, "--implementation", "cp",
-		"--python-version", strings.TrimPrefix(strings.TrimPrefix(parts[n-3], "cp"), "py"), parts[0] + "==" + parts[1],
-	}
-	if python := parts[n-3]; strings.HasPrefix(python, "py") {
-		args[11] = "3.11"
+		"--python-version", version, parts[0] + "==" + parts[1],
 	}
 	for abi := range strings.SplitSeq(parts[n-2], ".") {
 		args = append(args, "--abi", abi)

@@ -36,7 +36,9 @@ if len(other) != 21 or wrong:
     sys.exit("Python and Go differ for %s of %d matrices" % (wrong, len(other)))
 print("goldens      21 matrices: products and weights are the same bits through Python as through Go")
 PY
-  (cd python/tests && "$python" -m unittest test_fast test_quant test_lorax) 2>&1
-  (cd python/tests && "$python" gpu.py)
-  "$python" dev/scripts/gpumemory.py
+  failed=0
+  (cd python/tests && "$python" -m unittest test_fast test_quant test_lorax) 2>&1 || failed=1
+  (cd python/tests && "$python" gpu.py) || failed=1
+  "$python" dev/scripts/gpumemory.py || failed=1
+  exit $failed
 } 2>&1 | tee "$home/report.txt"

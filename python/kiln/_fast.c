@@ -69,10 +69,13 @@ static object *types[2];          // torch.Tensor and torch.nn.Parameter
 
 static object *name_dtype, *name_shape, *name_device, *name_contiguous, *name_data, *name_new;
 
+enum { MOST_DIMS = 8 };
+
 typedef struct {
 	void *data;
 	int64_t rows, cols;
 	intptr_t dims;
+	int64_t shape[MOST_DIMS];
 } matrix;
 
 // number takes a reference to an integer. -2 is none: no device has it.
@@ -108,14 +111,14 @@ static int read(object *t, long long device, matrix *m, object **shape) {
 	if (!size) return 0;
 	m->dims = PyTuple_Size(size);
 	m->rows = 1, m->cols = -1;
-	for (intptr_t i = 0; i < m->dims; i++) {
+	for (intptr_t i = 0; i < m->dims && i < MOST_DIMS; i++) {
 		object *n = PyTuple_GetItem(size, i);  // borrowed
 		if (i) m->rows *= m->cols;
-		m->cols = n ? PyLong_AsLongLong(n) : -1;
+		m->shape[i] = m->cols = n ? PyLong_AsLongLong(n) : -1;
 	}
 	if (shape) *shape = size;
 	else Py_DecRef(size);
-	return m->dims >= 1 && !PyErr_Occurred() && read_data(t, &m->data);
+	return m->dims >= 1 && m->dims <= MOST_DIMS && !PyErr_Occurred() && read_data(t, &m->data);
 }
 
 // place returns a new reference to the number of a matrix's device, NULL for none and for the CPU.
@@ -145,14 +148,21 @@ static int queue(object *handle, const matrix *x, const matrix *out, object *fla
 	return done;
 }
 
-// multiply returns whether the product was queued.
+// alike says whether all dimensions but the last are the same.
+static int alike(const matrix *a, const matrix *b) {
+	int same = a->dims == b->dims;
+	for (intptr_t i = 0; same && i + 1 < a->dims; i++) same = a->shape[i] == b->shape[i];
+	return same;
+}
+
+// multiply returns whether the product was queued. dims is how many dimensions there must be, 0 for any number.
 static int multiply(object *const *args, intptr_t count, intptr_t dims) {
 	long long device;
 	object *where = count == 4 ? place(args[1], &device) : NULL;
 	if (!where) return 0;
 	matrix x, out;
 	int done = read(args[0], device, &x, NULL) && read(args[2], device, &out, NULL) &&
-	           (!dims || (x.dims == dims && out.dims == dims)) && queue(args[1], &x, &out, args[3], where);
+	           (dims ? x.dims == dims && out.dims == dims : alike(&x, &out)) && queue(args[1], &x, &out, args[3], where);
 	Py_DecRef(where);
 	return done;
 }
@@ -220,7 +230,7 @@ static object *setup(object *self, object *const *args, intptr_t count) {
 
 static method methods[] = {
 	{"gemm", gemm, FASTCALL, "gemm(x, handle, out, flags): whether the product was queued; tensors of two dimensions."},
-	{"gemm_any", gemm_any, FASTCALL, "The same for tensors of any number of dimensions."},
+	{"gemm_any", gemm_any, FASTCALL, "The same for tensors that differ in nothing but their last dimension."},
 	{"product", product, FASTCALL, "product(x, handle, columns, flags): a new tensor with the product, or False."},
 	{"setup", setup, FASTCALL, "setup(address of kiln_gemm or 0, devices, float16, stream, Tensor, Parameter)"},
 	{0, 0, 0, 0},

@@ -176,7 +176,7 @@ class QMatrix:
                 if out is not False:
                     return out
                 out = None
-            elif out.shape[:-1] == x.shape[:-1] and _fast_gemm_any(x, self._handle, out, flags):
+            elif _fast_gemm_any(x, self._handle, out, flags):
                 return out
         lead = tuple(x.shape[:-1])
         flat = _contiguous(x.reshape(-1, x.shape[-1]))

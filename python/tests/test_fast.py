@@ -100,6 +100,10 @@ class TestFast(unittest.TestCase):
             with self.subTest(name):
                 self.assertIs(fast.gemm(*args), False)
                 self.assertEqual(self.calls, [])
+        for shape in ((6, 32), (3, 2, 32), (2, 3, 1, 32), (1,) * 8 + (32,)):
+            self.assertIs(fast.gemm_any(Tensor(0x1000, (2, 3, 64)), 7, Tensor(0x2000, shape), 0), False)
+        self.assertIs(fast.product(Tensor(0x1000, (1,) * 8 + (64,)), 7, 32, 0), False)
+        self.assertEqual(self.calls, [])
         fast.setup(ctypes.cast(self.callback, ctypes.c_void_p).value, self.devices, HALF, lambda device: 1 // 0, Tensor, Broken)
         self.assertIs(fast.gemm(x, 7, out, 0), False)  # the stream
         self.assertIs(fast.gemm(Broken(0x1000, (2, 64)), 7, out, 0), False)  # a method

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -27,6 +28,9 @@ import (
 // shutdownTime is how long downloads and uploads may go on after the server was told to stop.
 const shutdownTime = 30 * time.Second
 
+// metricsConnections is how many connections the listener of metrics has at once.
+const metricsConnections = 64
+
 type serveFlags struct {
 	dir, addr, metricsAddr     string
 	baseURL, title             string
@@ -35,6 +39,8 @@ type serveFlags struct {
 	readOnly, insecure         bool
 	maxFile, maxProject, total string
 	maxUploads                 int
+	maxConnections, perAddress int
+	proxies                    []string
 	pageAge                    time.Duration
 }
 
@@ -65,6 +71,9 @@ makes to the folder meanwhile are served within a second.`,
 	flags.StringVar(&f.maxProject, "max-project-size", "", "`size` that uploads may make of one project (default: no limit)")
 	flags.StringVar(&f.total, "max-index-size", "", "`size` that uploads may make of the whole index (default: no limit)")
 	flags.IntVar(&f.maxUploads, "max-uploads", 16, "uploads at once")
+	flags.IntVar(&f.maxConnections, "max-connections", 2048, "connections at once, as far as the system has descriptors for them")
+	flags.IntVar(&f.perAddress, "max-per-address", 256, "connections, and requests under way, of one address; an IPv6 network of 64 bits is one")
+	flags.StringSliceVar(&f.proxies, "trusted-proxy", nil, "`address` or network of a proxy whose X-Forwarded-For names the client")
 	flags.DurationVar(&f.pageAge, "page-age", time.Minute, "how long installers may use a page without asking again")
 	f.registerFolder(cmd)
 	_ = cmd.MarkFlagFilename("tls-cert", "pem", "crt")
@@ -122,7 +131,7 @@ func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
 			return errors.Join(err, listener.Close())
 		}
 		scheme = "https"
-		listener = tls.NewListener(listener, &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificates.get, NextProtos: []string{"h2", "http/1.1"}})
+		listener = tls.NewListener(server.Limit(listener), &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificates.get, NextProtos: []string{"h2", "http/1.1"}})
 	} else {
 		listener = server.Listener(listener)
 	}
@@ -135,8 +144,8 @@ func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
 		}
 		mux := http.NewServeMux()
 		mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { server.WriteMetrics(w) })
-		servers = append(servers, &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute})
-		listeners = append(listeners, l)
+		servers = append(servers, &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10})
+		listeners = append(listeners, serve.LimitListener(l, metricsConnections, a.log))
 	}
 	a.announce(f, scheme, listeners, store, server)
 	if err := serveAll(ctx, server, servers, listeners); err != nil {
@@ -185,7 +194,18 @@ func serveAll(ctx context.Context, s *serve.Server, servers []*http.Server, list
 // serverOptions turns flags into options. The function closes the access log.
 func (a *app) serverOptions(f serveFlags) (opts serve.Options, closeLog func(), err error) {
 	closeLog = func() {}
-	opts = serve.Options{ReadOnly: f.readOnly, InsecureUploads: f.insecure, MaxUploads: f.maxUploads, PageAge: f.pageAge, Log: a.log}
+	opts = serve.Options{ReadOnly: f.readOnly, InsecureUploads: f.insecure, MaxUploads: f.maxUploads, PageAge: f.pageAge, Log: a.log, MaxConnections: f.maxConnections, MaxPerAddress: f.perAddress}
+	for _, limit := range []struct {
+		flag  string
+		value int
+	}{{"max-uploads", f.maxUploads}, {"max-connections", f.maxConnections}, {"max-per-address", f.perAddress}} {
+		if limit.value < 0 {
+			return opts, closeLog, fmt.Errorf("--%s: %d is negative", limit.flag, limit.value)
+		}
+	}
+	if opts.TrustedProxies, err = parseProxies(f.proxies); err != nil {
+		return opts, closeLog, err
+	}
 	for _, size := range []struct {
 		flag, text string
 		to         *int64
@@ -219,6 +239,23 @@ func (a *app) serverOptions(f serveFlags) (opts serve.Options, closeLog func(), 
 		opts.AccessLog = slog.New(slog.NewJSONHandler(out, nil))
 	}
 	return opts, closeLog, nil
+}
+
+// parseProxies reads addresses and networks.
+func parseProxies(list []string) (out []netip.Prefix, err error) {
+	for _, text := range list {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			addr = addr.Unmap().WithZone("")
+			out = append(out, netip.PrefixFrom(addr, addr.BitLen()))
+			continue
+		}
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("--trusted-proxy: %q is neither an address nor a network such as 10.0.0.0/8", text)
+		}
+		out = append(out, prefix.Masked())
+	}
+	return out, nil
 }
 
 // announce says where the index is, and how to use it.
@@ -306,7 +343,10 @@ A running server knows it at once. Clients give it as password of the user __tok
 		Example: "  TWINE_PASSWORD=$(kiln serve token create --project 'exllama*' --valid 2160h)",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if valid != 0 {
+			if cmd.Flags().Changed("valid") {
+				if valid <= 0 {
+					return fmt.Errorf("--valid: %v is not a time in the future", valid)
+				}
 				token.Expires = time.Now().Add(valid).Truncate(time.Second)
 			}
 			tokens, err := f.openTokens()

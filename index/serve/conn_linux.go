@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -20,12 +21,32 @@ const (
 	maxSendfiles  = 256      // open files for all pages of this process
 )
 
+// descriptors is how many files and connections this process may have open.
+var descriptors = sync.OnceValue(func() int {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil || limit.Cur > 1<<20 {
+		return 1 << 20
+	}
+	return int(limit.Cur)
+})
+
 // sendfiles counts the open files of all pages.
 var sendfiles atomic.Int64
 
 // sendfile is a page outside the memory of Go, from where the kernel sends it without copying it.
 type sendfile struct {
-	fd int
+	fd   int
+	size int64
+}
+
+// ReadAt reads a piece of the page.
+func (s *sendfile) ReadAt(p []byte, off int64) (int, error) {
+	if off >= s.size {
+		return 0, io.EOF
+	}
+	n, err := unix.Pread(s.fd, p[:min(int64(len(p)), s.size-off)], off)
+	runtime.KeepAlive(s)
+	return max(n, 0), err
 }
 
 // newSendfile returns nil where there is no such thing, or too many are open.
@@ -33,7 +54,7 @@ func newSendfile(data []byte) *sendfile {
 	if len(data) < sendfileBytes {
 		return nil
 	}
-	if sendfiles.Add(1) > maxSendfiles {
+	if sendfiles.Add(1) > int64(min(maxSendfiles, descriptors()/8)) {
 		sendfiles.Add(-1)
 		return nil
 	}
@@ -48,7 +69,7 @@ func newSendfile(data []byte) *sendfile {
 		sendfiles.Add(-1)
 		return nil
 	}
-	s := &sendfile{fd: fd}
+	s := &sendfile{fd: fd, size: int64(len(data))}
 	// A page is dropped when no request has it any more.
 	runtime.AddCleanup(s, func(file *os.File) {
 		_ = file.Close()
@@ -57,7 +78,7 @@ func newSendfile(data []byte) *sendfile {
 	return s
 }
 
-// Listener returns l with connections on which a large page leaves as a whole, head and body in
+// Listener returns l with the limits of the server on connections, on which a large page leaves as a whole, head and body in
 // the same packets, and without being copied. Connections that are not plain TCP are left as
 // they are.
 //
@@ -65,7 +86,7 @@ func newSendfile(data []byte) *sendfile {
 // that does TLS: a page of 125 kB costs 58 µs of processor time instead of 72 (medians of nine
 // alternating runs on two cores of an AMD EPYC).
 func (s *Server) Listener(l net.Listener) net.Listener {
-	return &pageListener{Listener: l, stall: s.opts.Stall}
+	return &pageListener{Listener: newGateListener(l, s.gate, true), stall: s.opts.Stall}
 }
 
 type pageListener struct {
@@ -79,7 +100,11 @@ func (l *pageListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	tcp, ok := c.(*net.TCPConn)
+	limited, ok := c.(*gateConn)
+	if !ok {
+		return c, nil
+	}
+	tcp, ok := limited.Conn.(*net.TCPConn)
 	if !ok {
 		return c, nil
 	}
@@ -87,7 +112,7 @@ func (l *pageListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return c, nil //nolint:nilerr // it is slower, not broken
 	}
-	pc := &pageConn{TCPConn: tcp, raw: raw, stall: l.stall}
+	pc := &pageConn{TCPConn: tcp, limited: limited, raw: raw, stall: l.stall}
 	pc.sendHead, pc.sendBody = pc.tryHead, pc.tryBody // once, as each costs an allocation
 	return pc, nil
 }
@@ -97,11 +122,12 @@ func (l *pageListener) Accept() (net.Conn, error) {
 type pageConn struct {
 	*net.TCPConn
 
-	raw   syscall.RawConn
-	stall time.Duration
+	limited *gateConn
+	raw     syscall.RawConn
+	stall   time.Duration
 
-	more    bool // what is written next is the head of a page
-	limited bool // there is a write deadline
+	more bool // what is written next is the head of a page
+	late bool // there is a write deadline
 
 	// What is being sent.
 	sendHead, sendBody func(fd uintptr) bool
@@ -111,6 +137,11 @@ type pageConn struct {
 	renew              int64 // where the client gets more time
 	err                error
 }
+
+func (c *pageConn) place() *place { return c.limited.at }
+
+// Close closes the connection and gives its place back.
+func (c *pageConn) Close() error { return c.limited.Close() }
 
 // Write leaves the packet open if a page follows.
 func (c *pageConn) Write(p []byte) (int, error) {
@@ -133,11 +164,11 @@ func (c *pageConn) ReadFrom(r io.Reader) (int64, error) {
 	if !ok {
 		return c.TCPConn.ReadFrom(r)
 	}
-	begin := int64(page.off)
-	c.source, c.off, c.end, c.err, c.renew = page.file.fd, begin, int64(len(page.gz)), nil, begin
+	begin := page.off
+	c.source, c.off, c.end, c.err, c.renew = page.file.fd, begin, page.file.size, nil, begin
 	err := c.raw.Write(c.sendBody)
 	runtime.KeepAlive(page.file)
-	page.off = int(c.off)
+	page.off = c.off
 	if err == nil {
 		err = c.err
 	}
@@ -194,16 +225,16 @@ func (c *pageConn) failed(call string, err error, off int64) (done, wait bool) {
 // SetWriteDeadline spares the system the end of a deadline that never was: there is one after each
 // response.
 func (c *pageConn) SetWriteDeadline(t time.Time) error {
-	if t.IsZero() && !c.limited {
+	if t.IsZero() && !c.late {
 		return nil
 	}
-	c.limited = !t.IsZero()
+	c.late = !t.IsZero()
 	return c.TCPConn.SetWriteDeadline(t)
 }
 
 // SetDeadline sets that of reads as well.
 func (c *pageConn) SetDeadline(t time.Time) error {
-	c.limited = !t.IsZero()
+	c.late = !t.IsZero()
 	return c.TCPConn.SetDeadline(t)
 }
 
@@ -219,8 +250,8 @@ func connContext(ctx context.Context, c net.Conn) context.Context {
 
 // cork joins the head of the response to the page that follows it. It reports whether the
 // connection of a request can.
-func (p *page) cork(r *http.Request) bool {
-	if p.file == nil || r.ProtoMajor != 1 {
+func (s *sendfile) cork(r *http.Request) bool {
+	if s == nil || r.ProtoMajor != 1 {
 		return false
 	}
 	c, ok := r.Context().Value(pageConnKey{}).(*pageConn)

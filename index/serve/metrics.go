@@ -102,6 +102,10 @@ func (s *Server) WriteMetrics(w io.Writer) {
 	single("kiln_index_projects", "gauge", "Projects in the index.", float64(projects))
 	single("kiln_index_files", "gauge", "Files in the index.", float64(files))
 	single("kiln_index_bytes", "gauge", "Bytes of the files that the index has itself.", float64(catalogBytes(s.Catalog())))
+	s.gate.mu.Lock()
+	connections := len(s.gate.places)
+	s.gate.mu.Unlock()
+	single("kiln_connections", "gauge", "Connections of clients.", float64(connections))
 	single("kiln_page_cache_bytes", "gauge", "Bytes of compressed pages in memory.", float64(s.current.Load().size.Load()))
 	single("go_goroutines", "gauge", "Goroutines of the process.", float64(runtime.NumGoroutine()))
 	var memory runtime.MemStats
@@ -155,7 +159,7 @@ func (w *recorder) Write(p []byte) (int, error) {
 }
 
 // sendPage sends a page over the connection it was announced to. It reports whether it was tried.
-func (w *recorder) sendPage(p *page) bool {
+func (w *recorder) sendPage(file *sendfile) bool {
 	to, ok := w.ResponseWriter.(interface {
 		io.ReaderFrom
 		http.Flusher
@@ -163,8 +167,8 @@ func (w *recorder) sendPage(p *page) bool {
 	if !ok {
 		return false
 	}
-	to.Flush()                                // the head, as otherwise a part of the page is copied to look for its type
-	n, _ := to.ReadFrom(&pageReader{page: p}) // the client went away
+	to.Flush()                                   // the head, as otherwise a part of the page is copied to look for its type
+	n, _ := to.ReadFrom(&pageReader{file: file}) // the client went away
 	w.bytes += n
 	return true
 }

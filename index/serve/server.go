@@ -16,6 +16,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,9 +47,19 @@ type Options struct {
 	// MaxUploads is how many uploads may run at once. Default 16.
 	MaxUploads int
 
+	// MaxConnections is how many connections there may be at once, as far as the system has
+	// descriptors for them. Default 2048.
+	MaxConnections int
+	// MaxPerAddress is how many connections, and requests under way, one address may have. An IPv6
+	// network of 64 bits counts as one address. Default 256.
+	MaxPerAddress int
+	// TrustedProxies are the addresses of proxies in front of the server: the client is the one
+	// that they name in X-Forwarded-For.
+	TrustedProxies []netip.Prefix
+
 	// PageAge is how long clients may use a page without asking again. Default one minute.
 	PageAge time.Duration
-	// PageCacheBytes is how much memory compressed pages may take. Default 256 MiB.
+	// PageCacheBytes is how much memory pages may take. Default 64 MiB.
 	PageCacheBytes int64
 	// Poll is how often to look for changes that other processes made. Default one second.
 	Poll time.Duration
@@ -79,6 +90,9 @@ type Server struct {
 	started time.Time
 	pageAge []string // header of pages
 
+	gate    *gate
+	renders chan struct{} // slots of maxRenders
+
 	current atomic.Pointer[snapshot]
 	reload  sync.Mutex // held while the next snapshot is made
 }
@@ -91,11 +105,17 @@ func New(ctx context.Context, store *index.Store, opts Options) (*Server, error)
 	if opts.MaxUploads == 0 {
 		opts.MaxUploads = 16
 	}
+	if opts.MaxConnections == 0 {
+		opts.MaxConnections = 2048
+	}
+	if opts.MaxPerAddress == 0 {
+		opts.MaxPerAddress = 256
+	}
 	if opts.PageAge == 0 {
 		opts.PageAge = time.Minute
 	}
 	if opts.PageCacheBytes == 0 {
-		opts.PageCacheBytes = 256 << 20
+		opts.PageCacheBytes = 64 << 20
 	}
 	if opts.Poll == 0 {
 		opts.Poll = time.Second
@@ -106,7 +126,7 @@ func New(ctx context.Context, store *index.Store, opts Options) (*Server, error)
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{store: store, opts: opts, started: time.Now()}
+	s := &Server{store: store, opts: opts, started: time.Now(), renders: make(chan struct{}, maxRenders), gate: newGate(&opts)}
 	s.pageAge = []string{"public, max-age=" + strconv.Itoa(int(opts.PageAge.Seconds()))}
 	if err := s.Reload(ctx); err != nil {
 		return nil, err
@@ -143,7 +163,9 @@ func (s *Server) Reload(ctx context.Context) error {
 	if old != nil && old.catalog == catalog {
 		return nil
 	}
-	s.current.Store(newSnapshot(catalog, old, s.opts))
+	next := newSnapshot(catalog, old, s.opts)
+	next.renders = s.renders
+	s.current.Store(next)
 	return nil
 }
 
@@ -176,15 +198,20 @@ func (s *Server) HTTPServer() *http.Server {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 100},
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			if tcp, ok := c.(interface{ SetWriteBuffer(bytes int) error }); ok {
 				_ = tcp.SetWriteBuffer(sendBuffer) // only for speed
 			}
-			return connContext(ctx, c)
+			return withPlace(connContext(ctx, c), c)
 		},
 		ErrorLog: slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelDebug),
 	}
 }
+
+// maxRenders is how many pages are being made at once: few, so that a processor is left for
+// requests that need none.
+const maxRenders = 2
 
 // sendBuffer is what the system takes of a response before the client does: most pages as a whole,
 // so that they are written in one go.
@@ -197,6 +224,7 @@ type snapshot struct {
 	lists    pageCache // project lists and catalog.json
 	web      http.Handler
 	size     atomic.Int64 // bytes of pages in memory
+	renders  chan struct{}
 }
 
 // projectPages is what was made of a project. It lives as long as the project does not change,
@@ -242,8 +270,8 @@ func sameConfig(a, b index.Config) bool {
 	return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b)
 }
 
-// page is the compressed form of a page with its headers. The plain form is unpacked for the
-// few clients that want it.
+// page is the compressed form of a page with its headers. The plain form is unpacked once one of
+// the few clients that want it asks for it.
 type page struct {
 	once    sync.Once
 	missing bool
@@ -251,6 +279,10 @@ type page struct {
 	file    *sendfile // gz once more, if it is large
 	plain   int       // bytes
 	etag    string
+
+	unpacked   sync.Once
+	plainBytes []byte    // of a small page
+	plainFile  *sendfile // of a large one, where there are such files
 	// Header values, made once: a slice a request would cost more than the request.
 	lengthGzip, lengthPlain []string
 	etags                   [repCount][2][]string // by representation and coding
@@ -314,7 +346,9 @@ func (sn *snapshot) page(c *pageCache, key pageKey, limit int64, render func() (
 		p = c.loadOrNew(key)
 	}
 	p.once.Do(func() {
+		sn.renders <- struct{}{}
 		p.make(render)
+		<-sn.renders
 		if p.missing {
 			c.drop(key, p) // names of projects that a view does not have are not collected
 			return
@@ -364,20 +398,42 @@ func (p *page) make(render func() ([]byte, bool)) {
 	}
 }
 
-// pageReader reads the compressed form of a page.
-type pageReader struct {
-	*page
+// unpack makes the plain form, if it is not too large to be kept.
+func (sn *snapshot) unpack(c *pageCache, p *page, limit int64) {
+	p.unpacked.Do(func() {
+		sn.renders <- struct{}{}
+		defer func() { <-sn.renders }()
+		if int64(p.plain) > limit/4 {
+			return
+		}
+		z, err := gzip.NewReader(bytes.NewReader(p.gz))
+		if err != nil {
+			return // its own work
+		}
+		plain := make([]byte, p.plain)
+		if _, err := io.ReadFull(z, plain); err != nil {
+			return
+		}
+		if p.plainFile = newSendfile(plain); p.plainFile == nil {
+			p.plainBytes = plain
+		}
+		c.size.Add(int64(p.plain))
+		if sn.size.Add(int64(p.plain)) > limit {
+			sn.forget()
+		}
+	})
+}
 
-	off int
+// pageReader reads a page for a connection that has the kernel send it.
+type pageReader struct {
+	file *sendfile
+	off  int64
 }
 
 func (r *pageReader) Read(p []byte) (int, error) {
-	if r.off == len(r.gz) {
-		return 0, io.EOF
-	}
-	n := copy(p, r.gz[r.off:])
-	r.off += n
-	return n, nil
+	n, err := r.file.ReadAt(p, r.off)
+	r.off += int64(n)
+	return n, err
 }
 
 // compress returns the gzip form, which is the same for the same bytes.
@@ -421,8 +477,10 @@ const (
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rec := &recorder{ResponseWriter: w, stall: s.opts.Stall, begin: time.Now()}
 	defer s.finish(rec, r)
+	refusal, end := s.gate.begin(r)
+	defer end()
 	h := rec.Header()
-	if r.ContentLength != 0 && r.Method != http.MethodPost {
+	if r.ContentLength != 0 && (r.Method != http.MethodPost || !isUpload(r.URL.Path) || refusal != "") {
 		// A body that the server did not ask for is not waited for.
 		_ = http.NewResponseController(w).SetReadDeadline(rec.begin.Add(10 * time.Second))
 		h.Set("Connection", "close")
@@ -430,8 +488,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h["X-Content-Type-Options"] = headerNosniff
 	h["Access-Control-Allow-Origin"] = headerStar
 	h["Access-Control-Expose-Headers"] = headerExpose
+	if refusal != "" && r.URL.Path != "/healthz" {
+		h.Set("Connection", "close")
+		busy(rec, refusal)
+		return
+	}
 	s.route(rec, r)
 }
+
+// busy tells a client to come back.
+func busy(w http.ResponseWriter, text string) {
+	w.Header().Set("Retry-After", "5")
+	plainError(w, http.StatusServiceUnavailable, text)
+}
+
+// isUpload reports whether a path takes uploads.
+func isUpload(path string) bool { return path == "/legacy/" || path == "/legacy" || path == "/" }
 
 // finish records a request, also one whose client went away in the middle.
 func (s *Server) finish(rec *recorder, r *http.Request) {
@@ -440,8 +512,12 @@ func (s *Server) finish(rec *recorder, r *http.Request) {
 	if s.opts.AccessLog == nil {
 		return
 	}
+	client := ""
+	if len(s.opts.TrustedProxies) > 0 {
+		client = s.gate.client(r).String()
+	}
 	s.opts.AccessLog.LogAttrs(r.Context(), slog.LevelInfo, "request",
-		slog.String("remote", r.RemoteAddr), slog.String("method", r.Method), slog.String("url", r.URL.RequestURI()),
+		slog.String("remote", r.RemoteAddr), slog.String("client", client), slog.String("method", r.Method), slog.String("url", r.URL.RequestURI()),
 		slog.Int("status", rec.code()), slog.Int64("bytes", rec.bytes), slog.Duration("took", took),
 		slog.String("agent", r.UserAgent()), slog.String("token", rec.token))
 }
@@ -453,11 +529,10 @@ func (s *Server) route(w *recorder, r *http.Request) {
 		return
 	}
 	path := r.URL.Path
-	isUpload := path == "/legacy/" || path == "/legacy" || path == "/"
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:
 	case http.MethodPost:
-		if isUpload {
+		if isUpload(path) {
 			w.handler = handlerUpload
 			s.upload(w, r)
 			return
@@ -465,7 +540,7 @@ func (s *Server) route(w *recorder, r *http.Request) {
 		fallthrough
 	default:
 		allow := allowRead
-		if isUpload {
+		if isUpload(path) {
 			allow = allowUpload
 		}
 		w.Header().Set("Allow", allow)
@@ -494,7 +569,7 @@ func (s *Server) route(w *recorder, r *http.Request) {
 			return sn.catalog.AppendCatalog(nil), true
 		})
 		w.Header()["Content-Type"] = headerJSON
-		s.servePage(w, r, p, repJSON, headerVaryGzip)
+		s.servePage(w, r, sn, &sn.lists, p, repJSON, headerVaryGzip)
 	case path == "/healthz":
 		w.handler = handlerHealth
 		w.Header()["Content-Type"] = headerText
@@ -628,11 +703,11 @@ func (s *Server) serveRepresentation(w *recorder, r *http.Request, sn *snapshot,
 		h["Content-Security-Policy"] = headerPolicy
 		h["Referrer-Policy"] = headerReferrer
 	}
-	s.servePage(w, r, p, rep, headerVary)
+	s.servePage(w, r, sn, cache, p, rep, headerVary)
 }
 
 // servePage writes a page, or that it has not changed. Content-Type has been set.
-func (s *Server) servePage(w *recorder, r *http.Request, p *page, rep representation, vary []string) {
+func (s *Server) servePage(w *recorder, r *http.Request, sn *snapshot, cache *pageCache, p *page, rep representation, vary []string) {
 	h := w.Header()
 	gz := AcceptsGzip(r.Header)
 	coding := 0
@@ -658,14 +733,23 @@ func (s *Server) servePage(w *recorder, r *http.Request, p *page, rep representa
 		return
 	}
 	if gz {
-		if !p.cork(r) || !w.sendPage(p) {
+		if !p.file.cork(r) || !w.sendPage(p.file) {
 			_, _ = w.Write(p.gz) // the client went away
 		}
 		return
 	}
-	z, err := gzip.NewReader(bytes.NewReader(p.gz))
-	if err == nil {
-		_, _ = io.Copy(w, z)
+	sn.unpack(cache, p, s.opts.PageCacheBytes)
+	switch {
+	case p.plainBytes != nil:
+		_, _ = w.Write(p.plainBytes)
+	case p.plainFile.cork(r) && w.sendPage(p.plainFile):
+	case p.plainFile != nil:
+		_, _ = io.Copy(w, io.NewSectionReader(p.plainFile, 0, p.plainFile.size))
+	default:
+		z, err := gzip.NewReader(bytes.NewReader(p.gz))
+		if err == nil {
+			_, _ = io.Copy(w, z)
+		}
 	}
 }
 
@@ -708,6 +792,10 @@ func (s *Server) serveFile(w *recorder, r *http.Request, sn *snapshot) {
 	}
 	content, err := s.store.OpenFile(f, metadata)
 	if err != nil {
+		if outOfDescriptors(err) {
+			busy(w, "too many open files; try again in a moment")
+			return
+		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			s.opts.Log.Error("file of the index is not readable", "file", f.Filename, "error", err)
 			plainError(w, http.StatusInternalServerError, "the file is not readable")

@@ -187,6 +187,9 @@ func (t *Tokens) Create(ctx context.Context, n NewToken) (secret string, token T
 	if len(n.Projects) == 0 {
 		return "", Token{}, errors.New("create token: no project pattern; \"*\" is every project")
 	}
+	if !n.Expires.IsZero() && !n.Expires.After(time.Now()) {
+		return "", Token{}, fmt.Errorf("create token: it would have ended at %s already", n.Expires.UTC().Format(time.RFC3339))
+	}
 	token = Token{Note: n.Note, Scopes: []string{ScopeUpload}, Created: time.Now().UTC().Truncate(time.Second), Expires: n.Expires.UTC()}
 	if n.Expires.IsZero() {
 		token.Expires = time.Time{}

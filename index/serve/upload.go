@@ -40,9 +40,17 @@ const (
 	maxDrain     = 64 << 20
 	maxDrainTime = 10 * time.Second
 
+	// maxChecks is how many received files are looked into at once, one with each token: a wheel with
+	// very many members takes memory, and a bomb takes time.
+	maxChecks    = 2
+	maxCheckTime = 15 * time.Minute
+
 	// minUploadRate is what a client must send on average, in bytes a second.
 	minUploadRate = 16 << 10
 )
+
+// uploadLimits bound the memory for looking into an uploaded wheel.
+var uploadLimits = wheel.Limits{Directory: 16 << 20, Record: 16 << 20}
 
 // uploadBuffer is what an upload needs of memory, whatever the size of the file.
 const uploadBuffer = 256 << 10
@@ -53,9 +61,11 @@ type uploader struct {
 	dir      string
 	lock     *fsx.FileLock
 	slots    chan struct{}
-	quota    sync.Mutex       // guards the maps
-	running  map[string]int   // uploads by the ID of their token
-	reserved map[string]int64 // bytes of files on their way into the index, by project
+	quota    sync.Mutex               // guards the maps
+	running  map[string]int           // uploads by the ID of their token
+	checking map[string]chan struct{} // one place for each token with uploads
+	checks   chan struct{}            // slots of maxChecks
+	reserved map[string]int64         // bytes of files on their way into the index, by project
 
 	fails failures
 	bufs  sync.Pool
@@ -96,7 +106,7 @@ func newUploader(s *Server) (*uploader, error) {
 		return nil, fmt.Errorf("lock folder for uploads: %w", err)
 	}
 	return &uploader{
-		reserved: map[string]int64{}, running: map[string]int{},
+		reserved: map[string]int64{}, running: map[string]int{}, checking: map[string]chan struct{}{}, checks: make(chan struct{}, maxChecks),
 		server: s, dir: dir, lock: lock, slots: make(chan struct{}, s.opts.MaxUploads),
 		bufs: sync.Pool{New: func() any { return new([uploadBuffer]byte) }},
 	}, nil
@@ -145,6 +155,13 @@ func (s *Server) upload(w *recorder, r *http.Request) {
 	case r.Context().Err() != nil || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrDeadlineExceeded):
 		s.opts.Log.Info("upload broken off", "error", err, "remote", r.RemoteAddr, "token", w.token)
 		uploadFailed(w, r, http.StatusBadRequest, "the upload ended before its end")
+	case diskFull(err):
+		s.opts.Log.Error("upload not stored", "error", err, "remote", r.RemoteAddr, "token", w.token)
+		uploadFailed(w, r, http.StatusInsufficientStorage, "the disk of the server is full; nothing was published")
+	case outOfDescriptors(err):
+		s.opts.Log.Error("upload not stored", "error", err, "remote", r.RemoteAddr, "token", w.token)
+		w.Header().Set("Retry-After", "10")
+		uploadFailed(w, r, http.StatusServiceUnavailable, "the server has too many open files; try again in a moment")
 	default:
 		s.opts.Log.Error("upload not stored", "error", err, "remote", r.RemoteAddr, "token", w.token)
 		uploadFailed(w, r, http.StatusInternalServerError, "the file could not be stored; the log of the server says why")
@@ -233,6 +250,9 @@ func (u *uploader) enter(token string) bool {
 		return false
 	}
 	u.running[token]++
+	if u.checking[token] == nil {
+		u.checking[token] = make(chan struct{}, 1)
+	}
 	return true
 }
 
@@ -241,7 +261,29 @@ func (u *uploader) leave(token string) {
 	defer u.quota.Unlock()
 	if u.running[token]--; u.running[token] == 0 {
 		delete(u.running, token)
+		delete(u.checking, token)
 	}
+}
+
+// check waits until a file that came with a token may be looked into. The function ends that.
+func (u *uploader) check(ctx context.Context, token string) (end func(), err error) {
+	u.quota.Lock()
+	own := u.checking[token]
+	u.quota.Unlock()
+	for _, slot := range []chan struct{}{own, u.checks} {
+		select {
+		case slot <- struct{}{}:
+		case <-ctx.Done():
+			if slot == u.checks {
+				<-own
+			}
+			return nil, context.Cause(ctx)
+		}
+	}
+	return func() {
+		<-u.checks
+		<-own
+	}, nil
 }
 
 // authenticate finds the token of a request. A right one always works; who tries many wrong ones
@@ -259,18 +301,11 @@ func (u *uploader) authenticate(w *recorder, r *http.Request) (Token, error) {
 		return Token{}, err
 	}
 	u.server.metrics.authFailures.Add(1)
-	if u.fails.add(remoteAddr(r), time.Now()) {
+	if u.fails.add(addressOf(u.server.gate.client(r)), time.Now()) {
 		w.Header().Set("Retry-After", strconv.Itoa(int(failureWindow.Seconds())))
 		return Token{}, refuse(http.StatusTooManyRequests, "too many wrong tokens; wait a minute")
 	}
 	return Token{}, refuse(http.StatusUnauthorized, "the token is not valid")
-}
-
-func remoteAddr(r *http.Request) netip.Addr {
-	if ap, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
-		return ap.Addr().Unmap()
-	}
-	return netip.Addr{}
 }
 
 func fromLoopback(r *http.Request) bool {
@@ -593,14 +628,20 @@ func (f *uploadForm) publish() (index.Change, error) {
 		}
 		defer f.u.release(f.project, f.size)
 	}
+	end, err := f.u.check(f.ctx, f.token.ID)
+	if err != nil {
+		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
+	}
 	// The client cannot take it back by going away now.
-	ctx := context.WithoutCancel(f.ctx)
-	changes, problems, err := s.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, index.AddOptions{})
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), maxCheckTime)
+	defer cancel()
+	changes, problems, err := s.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, index.AddOptions{Limits: uploadLimits})
+	end()
 	if err != nil {
 		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
 	}
 	if err := s.Reload(ctx); err != nil {
-		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
+		s.opts.Log.Error("uploaded file is not served yet", "file", f.filename, "error", err) // soon it is
 	}
 	if len(problems) > 0 {
 		return index.Change{}, refusal(problems[0])

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/klauspost/compress/gzip"
 
@@ -23,27 +25,52 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; img-src
 
 // Limits of what clients can make a handler keep and do.
 const (
-	maxCacheBytes = 64 << 20 // of finished pages
-	maxRenders    = 4        // pages being made at once
+	maxCacheBytes = 32 << 20 // of finished pages
+	maxRenders    = 2        // pages being made at once
+	maxWaiting    = 64       // requests that wait for that
+	maxLoose      = 32 << 20 // bytes of pages on their way to clients that are not in the cache
 )
+
+// errBusy is the error for a page that is not made now.
+var errBusy = errors.New("too many pages are being made; try again in a moment")
 
 // handler serves the pages of one catalog.
 type handler struct {
 	pages  *pages
-	assets map[string]asset // by path
+	assets map[string]sentAsset // by path
 
 	renders chan struct{} // slots of maxRenders
+	waiting atomic.Int32  // requests for one
+	loose   atomic.Int64  // bytes of pages that are being sent and not in the cache
 
-	mu    sync.Mutex
-	cache map[string]*cached // by path
-	size  int                // bytes of the pages in it
+	mu      sync.Mutex
+	cache   map[string]*cached // by path
+	size    int                // bytes of the pages in it
+	flights map[string]*flight // by base URL and path
 }
 
-// cached is the page of a path for the last base URL that a client asked it for. Others are made
-// when they are asked for: a client may send any Host, and must not fill the memory with them.
+// cached is the page of a path for one base URL. A client may send any Host, and must neither fill
+// the memory with pages nor drive out the one that others use.
 type cached struct {
-	mu   sync.Mutex // held while the page is made
 	base string
+	res  *response
+	used time.Time // the last time
+}
+
+// stayTime is how long a page stays after it was used, if it is asked for with another Host.
+const stayTime = time.Minute
+
+// flight is a page that is being made, for all that ask for it meanwhile.
+type flight struct {
+	done chan struct{}
+	res  *response
+	kept bool
+	err  error
+}
+
+// sentAsset is a style sheet or the like, ready to be sent.
+type sentAsset struct {
+	kind string
 	res  *response
 }
 
@@ -62,12 +89,12 @@ func Maker(opts Options) (func(*index.Catalog) http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	assets := map[string]asset{}
+	assets := map[string]sentAsset{}
 	for _, a := range s.assets {
-		assets["/"+a.path] = a
+		assets["/"+a.path] = sentAsset{a.kind, newResponse(http.StatusOK, a.data)}
 	}
 	return func(c *index.Catalog) http.Handler {
-		return &handler{pages: &pages{site: s, catalog: c, opts: opts}, assets: assets, renders: make(chan struct{}, maxRenders), cache: map[string]*cached{}}
+		return &handler{pages: &pages{site: s, catalog: c, opts: opts}, assets: assets, renders: make(chan struct{}, maxRenders), cache: map[string]*cached{}, flights: map[string]*flight{}}
 	}, nil
 }
 
@@ -85,7 +112,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a, ok := h.assets[r.URL.Path]; ok {
 		w.Header().Set("Content-Type", a.kind)
 		w.Header().Set("Cache-Control", "public, max-age=365000000, immutable")
-		h.send(w, r, newResponse(http.StatusOK, a.data))
+		h.send(w, r, a.res)
 		return
 	}
 	header := w.Header()
@@ -105,13 +132,31 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	header.Set("Content-Type", "text/html; charset=utf-8")
-	res, err := h.page(r.URL.Path, base, query)
+	res, kept, err := h.page(r.URL.Path, base, query)
+	if errors.Is(err, errBusy) {
+		header.Set("Retry-After", "5")
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
 	if err != nil {
 		if h.pages.opts.Log != nil {
 			h.pages.opts.Log.Error("page not made", "path", r.URL.Path, "error", err)
 		}
 		http.Error(w, "the page could not be made", http.StatusInternalServerError)
 		return
+	}
+	if !kept {
+		// A client that reads slowly keeps one form of the page in memory, and all of them together
+		// not more than the limit.
+		res = res.only(serve.AcceptsGzip(r.Header))
+		size := int64(res.size())
+		if h.loose.Add(size) > maxLoose {
+			h.loose.Add(-size)
+			header.Set("Retry-After", "5")
+			http.Error(w, errBusy.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		defer h.loose.Add(-size)
 	}
 	h.send(w, r, res)
 }
@@ -222,39 +267,66 @@ func (h *handler) redirect(path string, query url.Values) (string, bool) {
 	return "", false
 }
 
-// page makes a page, or takes it from those made before.
-func (h *handler) page(path, base string, query url.Values) (*response, error) {
+// page makes a page, or takes it from those made before. It reports whether the page is kept.
+func (h *handler) page(path, base string, query url.Values) (res *response, kept bool, err error) {
 	if query = known(path, query); len(query) > 0 {
-		return h.make(path, base, query)
+		res, err = h.make(path, base, query)
+		return res, false, err
 	}
+	if !h.exists(path) {
+		res, err = h.make(path, base, nil)
+		return res, false, err
+	}
+	key := base + " " + path
 	h.mu.Lock()
-	c := h.cache[path]
-	if c == nil {
-		c = new(cached)
-		h.cache[path] = c
+	if c := h.cache[path]; c != nil && c.base == base {
+		c.used = time.Now()
+		h.mu.Unlock()
+		return c.res, true, nil
+	}
+	if f := h.flights[key]; f != nil {
+		h.mu.Unlock()
+		<-f.done
+		return f.res, f.kept, f.err
+	}
+	f := &flight{done: make(chan struct{})}
+	h.flights[key] = f
+	h.mu.Unlock()
+	f.res, f.err = h.make(path, base, nil)
+	h.mu.Lock()
+	delete(h.flights, key)
+	if f.err == nil && f.res.status == http.StatusOK {
+		f.kept = h.keep(path, base, f.res)
 	}
 	h.mu.Unlock()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.res != nil && c.base == base {
-		return c.res, nil
-	}
-	res, err := h.make(path, base, nil)
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	close(f.done)
+	return f.res, f.kept, f.err
+}
+
+// keep puts a page into the cache, unless the one of another base URL is in use. h.mu is held.
+func (h *handler) keep(path, base string, res *response) bool {
+	old := h.cache[path]
 	switch {
-	case h.cache[path] != c: // dropped meanwhile
-	case err != nil || res.status != http.StatusOK:
-		delete(h.cache, path)
-		h.size -= c.res.size()
-	default:
-		h.size += res.size() - c.res.size()
-		c.base, c.res = base, res
-		if h.size > maxCacheBytes {
-			h.cache, h.size = map[string]*cached{}, 0
-		}
+	case old != nil && time.Since(old.used) < stayTime:
+		return false
+	case old != nil:
+		h.size -= old.res.size()
 	}
-	return res, err
+	if h.size += res.size(); h.size > maxCacheBytes {
+		h.cache, h.size = map[string]*cached{}, res.size()
+	}
+	h.cache[path] = &cached{base: base, res: res, used: time.Now()}
+	return true
+}
+
+// exists reports whether there may be a page at a path.
+func (h *handler) exists(path string) bool {
+	if path == "/" || path == "/pick/" {
+		return true
+	}
+	rest, ok := strings.CutPrefix(path, "/project/")
+	name, _, _ := strings.Cut(rest, "/")
+	return ok && h.pages.catalog.Project(name) != nil
 }
 
 // known returns the part of a query that the page at a path depends on.
@@ -277,7 +349,12 @@ func known(path string, query url.Values) url.Values {
 
 // make makes a page.
 func (h *handler) make(path, base string, query url.Values) (*response, error) {
+	if h.waiting.Add(1) > maxWaiting {
+		h.waiting.Add(-1)
+		return nil, errBusy
+	}
 	h.renders <- struct{}{}
+	h.waiting.Add(-1)
 	defer func() { <-h.renders }()
 	status := http.StatusOK
 	body, err := h.render(path, base, query)
@@ -325,6 +402,17 @@ func (r *response) size() int {
 		return 0
 	}
 	return len(r.plain) + len(r.gz)
+}
+
+// only returns the page in the form that a client takes.
+func (r *response) only(gz bool) *response {
+	out := *r
+	if gz && r.gz != nil {
+		out.plain = nil
+	} else {
+		out.gz = nil
+	}
+	return &out
 }
 
 func newResponse(status int, body []byte) *response {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -164,6 +165,9 @@ they stay where they are and pages link to them there.
 Pages announce the metadata of wheels at a base URL only if the folder has it beside the wheel,
 as FILE.whl.metadata; --write-metadata writes these files, to be uploaded with the wheels.
 
+A folder named simple means the index above it: --output-dir index/simple makes the index in
+index, whose pages are in index/simple.
+
 A manifest lists files that are not at hand: one JSON object a line, as PEP 691 describes files.`,
 		Example: `  kiln index generate --wheels-dir dist --output-dir site --base-url https://example.org/wheels/
   kiln index generate --wheels-dir dist --output-dir site --default cu128/torch2.9
@@ -177,7 +181,7 @@ A manifest lists files that are not at hand: one JSON object a line, as PEP 691 
 			if wheelsDir == "" && manifest == "" {
 				return errors.New("nothing to read: give --wheels-dir or --manifest")
 			}
-			store, err := index.Open(outputDir, index.StoreOptions{Log: a.log})
+			store, simple, err := a.openOutput(outputDir)
 			if err != nil {
 				return err
 			}
@@ -206,7 +210,12 @@ A manifest lists files that are not at hand: one JSON object a line, as PEP 691 
 				}
 				changes, problems = append(changes, more...), append(problems, bad...)
 			}
-			return a.finish(cmd.Context(), store, changes, problems, flags.asJSON)
+			if err := a.finish(cmd.Context(), store, changes, problems, flags.asJSON); err != nil || !simple || flags.asJSON {
+				return err
+			}
+			fmt.Fprintf(a.stdout, "the index is the folder %s, and its pages are in %s: pip needs --index-url SITE/simple/\n",
+				filepath.ToSlash(filepath.Dir(filepath.Clean(outputDir))), filepath.ToSlash(filepath.Clean(outputDir)))
+			return nil
 		},
 	}
 	flags.register(cmd)
@@ -220,6 +229,18 @@ A manifest lists files that are not at hand: one JSON object a line, as PEP 691 
 	_ = cmd.MarkFlagDirname("wheels-dir")
 	_ = cmd.MarkFlagDirname("output-dir")
 	return cmd
+}
+
+// openOutput opens the index that --output-dir means. Other generators write the pages of projects
+// into that folder itself and are called with index/simple; kiln's index is the folder above
+// then, which has those pages at the same place.
+func (a *app) openOutput(dir string) (store *index.Store, simple bool, err error) {
+	store, err = index.Open(dir, index.StoreOptions{Log: a.log})
+	if err != nil || store.Exists() || filepath.Base(filepath.Clean(dir)) != "simple" {
+		return store, false, err
+	}
+	store, err = index.Open(filepath.Dir(filepath.Clean(dir)), index.StoreOptions{Log: a.log})
+	return store, true, err
 }
 
 func (a *app) publishManifest(ctx context.Context, store *index.Store, name, base string, when time.Time, opts index.AddOptions) ([]index.Change, []index.Problem, error) {

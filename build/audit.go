@@ -110,6 +110,10 @@ func (a *attempt) severities() map[string]audit.Severity {
 		list = append(list, rule+"="+severity)
 	}
 	out, _ := audit.ParseSeverities(list)
+	if _, judged := out[audit.RuleArchMissing]; !judged && !a.Settings.ArchWritten {
+		// kiln's default list was not asked for: a package may have reasons to build for fewer GPUs.
+		out[audit.RuleArchMissing] = audit.Warning
+	}
 	return out
 }
 

@@ -45,6 +45,9 @@ func preflight(ctx context.Context, a *attempt) error {
 		if err := a.findCUDA(ctx, env); err != nil {
 			return err
 		}
+		if a.Row.Kind == "wheel" {
+			a.checkArchs()
+		}
 	}
 	if a.Row.ROCm != "" {
 		if err := a.findROCm(ctx, env); err != nil {

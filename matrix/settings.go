@@ -34,6 +34,10 @@ type Settings struct {
 	RuntimeTorch   string              `json:"runtime_torch"`
 
 	// What follows does not affect the built files.
+
+	// ArchWritten says that the architectures of the row are in packages.yml; otherwise they are
+	// kiln's default.
+	ArchWritten bool         `json:"arch_written,omitempty"`
 	Description string       `json:"description,omitempty"`
 	Test        TestSettings `json:"test"`
 	// Audit is the severity of audit rules, by id.
@@ -279,10 +283,19 @@ func (b *rowBuilder) archOf(r *Row) string {
 	if text, known := b.arch[key]; known {
 		return text
 	}
-	text := b.defaultArch(r)
+	text, written := b.writtenArch(r)
+	if !written {
+		text = b.defaultArch(r)
+	}
+	b.arch[key] = text
+	return text
+}
+
+// writtenArch returns the architectures of a row that packages.yml gives.
+func (b *rowBuilder) writtenArch(r *Row) (text string, ok bool) {
 	for _, s := range []PerToolkit[Version]{b.g.pkg.spec.Arch, b.g.shared.Arch} {
-		v, ok := s.pick(r.CUDA, r.ROCm)
-		if !ok {
+		v, found := s.pick(r.CUDA, r.ROCm)
+		if !found {
 			continue
 		}
 		own := v.Value
@@ -291,11 +304,10 @@ func (b *rowBuilder) archOf(r *Row) string {
 		}
 		// A list for the other vendor is not meant for this row.
 		if strings.HasPrefix(own, "gfx") == (r.ROCm != "") {
-			text = own
+			text, ok = own, true
 		}
 	}
-	b.arch[key] = text
-	return text
+	return text, ok
 }
 
 // defaultArch returns kiln's own list for the CUDA version, less what no GPU could run
@@ -404,6 +416,9 @@ func (b *rowBuilder) settings(r *Row) Settings {
 	s.Source.Ref = b.ref(r)
 	s.Image = b.pick(r, b.g.image)
 	s.Test.Image = b.pick(r, b.g.testImage)
+	if r.Arch != "" {
+		_, s.ArchWritten = b.writtenArch(r)
+	}
 	s.ImageSetup = nil
 	for _, words := range b.g.imageSetup {
 		argv := make([]string, len(words))

@@ -427,6 +427,9 @@ func (b *Builder) foreign(row *matrix.Row) string {
 		return ""
 	}
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	if !matrix.CanBuild(row.Platform) {
+		return fmt.Sprintf("kiln does not build %s rows", row.Platform)
+	}
 	if b.Sandboxes.Name() == "host" && runtime.GOOS != "linux" {
 		return "kiln builds on Linux; this machine has " + runtime.GOOS
 	}

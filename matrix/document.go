@@ -729,17 +729,70 @@ type Keep struct {
 	Releases Int `json:"releases,omitempty"`
 }
 
+// WorkflowKiln says how the jobs of the hosted workflow get kiln. It is a map, or one word for
+// its `version`.
+type WorkflowKiln struct {
+	// A version to install with Go, or `path` if the runners have kiln.
+	//
+	//	version: v0.1.0
+	Version Text `json:"version,omitempty"`
+	// The address of the program. `{platform}` stands for `linux-amd64`, `linux-arm64` or
+	// `windows-amd64`.
+	//
+	//	url: "https://example.org/kiln/v0.1.0/kiln-{platform}"
+	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
+	URL Text `json:"url,omitempty"`
+	// The SHA-256 of the program for each platform that the workflow uses.
+	//
+	//	url: "https://example.org/kiln/v0.1.0/kiln-{platform}"
+	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
+	SHA256 Map[Text] `json:"sha256,omitempty"`
+
+	place
+}
+
 // Workflow configures the generated hosted-CI workflow.
 type Workflow struct {
 	// The name of the workflow. The default is `wheels`.
 	//
 	//	name: Build wheels and release
 	Name Text `json:"name,omitempty"`
-	// The version of kiln that jobs install, or `path` if it is installed on the runners. The
-	// default is the version that generated the workflow.
+	// How jobs get kiln: a version to install with Go, `path` if the runners have it, or a map with the
+	// address and the hashes of its programs. The default is the version that made the workflow.
 	//
 	//	kiln: v0.1.0
-	Kiln Text `json:"kiln,omitempty"`
+	Kiln WorkflowKiln `json:"kiln,omitempty"`
+	// Which rows the workflow builds, as an expression of `kiln plan --select`. The default is all.
+	// A row that hosted runners cannot build is an error of `kiln workflow github`; this leaves it out.
+	//
+	//	rows: "os != windows-2022 and toolkit != rocm"
+	Rows Text `json:"rows,omitempty"`
+	// How many rows are built at the same time, at most. The default is what the host allows. The run's
+	// input `max_parallel` replaces it.
+	//
+	//	max_parallel: 4
+	MaxParallel Int `json:"max_parallel,omitempty"`
+	// Which runs publish: `dispatch` is one started by hand with `release` set to 1, `tag` one for a
+	// version tag, `push` one for a change of packages.yml on the main branch. `push` and `tag` also
+	// start the workflow, as `triggers` does. The default is `dispatch`, and `tag` if it is a trigger.
+	//
+	//	release_on: [push, dispatch]
+	ReleaseOn OneOrMany[ReleaseOn] `json:"release_on,omitempty" list:"nonempty"`
+	// Whether build jobs keep their compile cache with the host's cache action, so that the next run
+	// compiles only what changed. The default is true, unless `cache.remote` names a cache: then jobs
+	// get the secrets KILN_CACHE_USER, KILN_CACHE_PASSWORD and KILN_CACHE_TOKEN.
+	//
+	//	cache: false
+	Cache Bool `json:"cache,omitempty"`
+	// Whether released files get an attestation of the host, which `gh attestation verify` checks. The
+	// default is false.
+	//
+	//	attest: true
+	Attest Bool `json:"attest,omitempty"`
+	// The name of the secret that holds the key with which provenance is signed. The default is none.
+	//
+	//	sign_key: KILN_SIGN_KEY
+	SignKey Text `json:"sign_key,omitempty"`
 	// The runner labels for each `os`. The default is the name itself if GitHub hosts such runners,
 	// otherwise the newest hosted system of the same kind.
 	//

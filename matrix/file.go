@@ -60,7 +60,7 @@ func Parse(name string, text []byte) (*File, diag.List) {
 	}
 	f.cache = c.cache(&doc.Cache)
 	f.publish = c.publish(&doc.Publish)
-	f.workflow = c.workflow(&doc.Workflow)
+	f.workflow = c.workflow(&doc.Workflow, &doc.Cache, f.CustomAxes())
 	list := withoutEchoes(unreadable, c.list)
 	list.Sort()
 	if list.HasErrors() {

@@ -1,9 +1,12 @@
 package matrix
 
 import (
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strings"
+
+	"github.com/kiln-build/kiln/compat"
 )
 
 // GitHubMaxJobs is how many jobs GitHub Actions makes from one matrix.
@@ -32,9 +35,14 @@ type GitHubJob struct {
 	RunsOn string `json:"runs_on"`
 	// Sandbox is for `kiln build --runner`.
 	Sandbox string `json:"sandbox"`
+	// Group is the same for rows whose compiles can be shared: it names their compile cache.
+	Group string `json:"group"`
 
 	platform string
 	hosted   bool
+	stands   bool // the runner stands in for another system
+	files    []string
+	pkg      string
 }
 
 // hostedRunners are the labels of runners that GitHub hosts (November 2026).
@@ -72,14 +80,39 @@ func runsOn(r *Row, runners map[string][]string) []string {
 // IsWindows reports whether the job needs a Windows runner.
 func (j *GitHubJob) IsWindows() bool { return strings.HasPrefix(j.platform, "win") }
 
+// Platform returns the wheel platform tag of the row.
+func (j *GitHubJob) Platform() string { return j.platform }
+
+// Package returns the package of the row.
+func (j *GitHubJob) Package() string { return j.pkg }
+
+// Files returns the names of the files of the row.
+func (j *GitHubJob) Files() []string { return j.files }
+
+// StandsIn reports whether the runner has another operating system than the row names, because no
+// hosted runner has that one.
+func (j *GitHubJob) StandsIn() bool { return j.stands }
+
 // Hosted reports whether the job runs on a machine of GitHub's.
 func (j *GitHubJob) Hosted() bool { return j.hosted }
 
+// HostedJobs returns a job for every row that the hosted workflow builds (workflow.rows), in the
+// order of the plan.
+func (p *Plan) HostedJobs() []GitHubJob {
+	s := p.workflow.Rows
+	return p.jobs(func(r *Row) bool { return s == nil || s.Match(r) })
+}
+
 // GitHubJobs returns a job for every row, in the order of the plan.
-func (p *Plan) GitHubJobs() []GitHubJob {
-	jobs := make([]GitHubJob, len(p.Rows))
+func (p *Plan) GitHubJobs() []GitHubJob { return p.jobs(func(*Row) bool { return true }) }
+
+func (p *Plan) jobs(wanted func(*Row) bool) []GitHubJob {
+	jobs := make([]GitHubJob, 0, len(p.Rows))
 	for i := range p.Rows {
 		r := &p.Rows[i]
+		if !wanted(r) {
+			continue
+		}
 		settings, _ := p.Settings(r.ID)
 		runner := runsOn(r, p.workflow.Runners)
 		labels, _ := json.Marshal(runner) // texts, cannot fail
@@ -90,11 +123,12 @@ func (p *Plan) GitHubJobs() []GitHubJob {
 				sandbox = "docker"
 			}
 		}
-		jobs[i] = GitHubJob{
+		jobs = append(jobs, GitHubJob{
 			Row: r.ID, Name: r.ID, OS: r.OS, Kind: r.Kind, Python: r.Python, CUDA: r.CUDA, ROCm: r.ROCm, Torch: r.Torch,
-			Arch: r.Arch, Image: settings.Image, RunsOn: string(labels), Sandbox: sandbox, platform: r.Platform,
+			Arch: r.Arch, Image: settings.Image, RunsOn: string(labels), Sandbox: sandbox, Group: r.Package + "-" + cmp.Or(compat.ToolkitTag(r.CUDA, r.ROCm), "cpu"), platform: r.Platform,
 			hosted: len(runner) == 1 && slices.Contains(hostedRunners, runner[0]),
-		}
+			stands: !slices.Contains(hostedRunners, r.OS) && len(p.workflow.Runners[r.OS]) == 0, files: r.Files(), pkg: r.Package,
+		})
 	}
 	return jobs
 }

@@ -2,6 +2,7 @@ package matrix
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -52,8 +53,25 @@ type KeepSettings struct {
 // WorkflowSettings are `workflow` of packages.yml, with defaults filled in.
 type WorkflowSettings struct {
 	Name string
-	// Kiln is a version, "path", or empty for the version that makes the workflow.
-	Kiln      string
+	// Kiln is a version, "path", or empty for the version that makes the workflow. KilnURL is the
+	// address of its program instead, with {platform} in it, and KilnSHA256 its hashes by platform.
+	Kiln       string
+	KilnURL    string
+	KilnSHA256 map[string]string
+	// Rows are those that the workflow builds, nil for all.
+	Rows *Selection
+	// MaxParallel is how many rows are built at a time, 0 for as many as the host allows.
+	MaxParallel int
+	// ReleaseOn are the kinds of runs that publish: "push", "tag", "dispatch".
+	ReleaseOn []string
+	// Cache says that build jobs keep their compile cache with the host's cache action.
+	Cache bool
+	// CacheRemote says that packages.yml names a compile cache, for which jobs need secrets.
+	CacheRemote bool
+	// Attest says that released files get an attestation of the host.
+	Attest bool
+	// SignKey is the secret with the key that signs provenance, or empty.
+	SignKey   string
 	Runners   map[string][]string
 	GPURunner []string
 	// Sandbox is "docker", "podman", "host", or empty for what the row says.
@@ -172,11 +190,23 @@ func (c *checker) target(name Text, t *PublishTarget) TargetSettings {
 // pinned is an action by the hash of a commit.
 var pinned = regexp.MustCompile(`^[A-Za-z0-9._-]+/[A-Za-z0-9._/-]+@[0-9a-f]{40}$`)
 
-func (c *checker) workflow(w *Workflow) WorkflowSettings {
+func (c *checker) workflow(w *Workflow, cache *Cache, customAxes []string) WorkflowSettings {
 	out := WorkflowSettings{
-		Name: cmp.Or(w.Name.Value, "wheels"), Kiln: w.Kiln.Value, Runners: map[string][]string{}, GPURunner: values(w.GPURunner), Sandbox: w.Sandbox.Value,
+		Name: cmp.Or(w.Name.Value, "wheels"), Kiln: w.Kiln.Version.Value, KilnURL: w.Kiln.URL.Value, KilnSHA256: map[string]string{}, Runners: map[string][]string{}, GPURunner: values(w.GPURunner), Sandbox: w.Sandbox.Value,
 		Actions: map[string]string{}, Branch: cmp.Or(w.Branch.Value, "main"), MSVC: cmp.Or(w.MSVC.Text.Value, "14.39"),
 		WindowsCUDA: map[string]string{}, Timeout: w.Timeout.Value,
+		MaxParallel: w.MaxParallel.Value, Cache: !w.Cache.IsSet() || w.Cache.Value, CacheRemote: cache.Remote.Value != "",
+		Attest: w.Attest.Value, SignKey: w.SignKey.Value,
+	}
+	if out.CacheRemote && !w.Cache.IsSet() {
+		out.Cache = false
+	}
+	c.workflowKiln(&w.Kiln, &out)
+	if w.SignKey.IsSet() && !envName.MatchString(w.SignKey.Value) {
+		c.errorf(w.SignKey.place, "workflow", "write the name of the secret, such as KILN_SIGN_KEY", "%q is no name of a secret", w.SignKey.Value)
+	}
+	if w.Rows.IsSet() {
+		out.Rows = c.selection(w.Rows, customAxes)
 	}
 	if out.Timeout == 0 {
 		out.Timeout = 6 * time.Hour
@@ -193,8 +223,64 @@ func (c *checker) workflow(w *Workflow) WorkflowSettings {
 	for _, t := range w.Triggers {
 		out.Triggers = append(out.Triggers, t.Value)
 	}
+	for _, r := range w.ReleaseOn {
+		out.ReleaseOn = append(out.ReleaseOn, r.Value)
+		if r.Value != "dispatch" && !slices.Contains(out.Triggers, r.Value) {
+			out.Triggers = append(out.Triggers, r.Value)
+		}
+	}
+	if len(out.ReleaseOn) == 0 {
+		out.ReleaseOn = []string{"dispatch"}
+		if slices.Contains(out.Triggers, "tag") {
+			out.ReleaseOn = append(out.ReleaseOn, "tag")
+		}
+	}
 	for _, e := range w.WindowsCUDA {
 		out.WindowsCUDA[e.Key.Value] = e.Value.Value
 	}
 	return out
+}
+
+// KilnPlatforms are the platforms for which a workflow can fetch a program of kiln.
+var KilnPlatforms = []string{"linux-amd64", "linux-arm64", "windows-amd64"}
+
+// workflowKiln checks how jobs get kiln.
+func (c *checker) workflowKiln(k *WorkflowKiln, out *WorkflowSettings) {
+	for _, e := range k.SHA256 {
+		if !slices.Contains(KilnPlatforms, e.Key.Value) {
+			c.errorf(e.Key.place, "workflow", "use "+strings.Join(KilnPlatforms, ", "), "%q is no platform of kiln", e.Key.Value)
+		}
+		if !sha256Text.MatchString(e.Value.Value) {
+			c.errorf(e.Value.place, "workflow", "write the 64 hexadecimal digits", "%q is no SHA-256", e.Value.Value)
+		}
+		out.KilnSHA256[e.Key.Value] = e.Value.Value
+	}
+	switch {
+	case k.URL.IsSet() && k.Version.IsSet():
+		c.errorf(k.URL.place, "workflow", "keep one of the two", "kiln comes from a version and from an address")
+	case k.URL.IsSet() && len(k.SHA256) == 0:
+		c.errorf(k.URL.place, "workflow", "add sha256: {linux-amd64: …}", "a program from an address needs its hash")
+	case len(k.SHA256) > 0 && !k.URL.IsSet():
+		c.errorf(k.place, "workflow", "add url:", "there are hashes and no address")
+	case len(k.SHA256) > 1 && !strings.Contains(k.URL.Value, "{platform}"):
+		c.errorf(k.URL.place, "workflow", "put {platform} into the address", "one address cannot serve several platforms")
+	}
+}
+
+var sha256Text = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// selection reads an expression that is written in the file.
+func (c *checker) selection(t Text, customAxes []string) *Selection {
+	s, err := ParseSelection(t.Value)
+	if err == nil {
+		err = s.Check(customAxes)
+	}
+	if bad, ok := errors.AsType[*diag.ListError](err); ok {
+		for _, d := range bad.Diagnostics {
+			at := t.at(d.Pos.Column-1, d.Width)
+			c.errorf(at, "selection", d.Hint, "%s", d.Message)
+		}
+		return nil
+	}
+	return s
 }

@@ -123,6 +123,9 @@ func (r *Row) Files() []string {
 	return []string{stem + normalLocal(r.BuildTag) + "-" + r.WheelTag + "-" + r.Platform + ".whl"}
 }
 
+// CanBuild reports whether kiln builds wheels for a platform tag.
+func CanBuild(platform string) bool { return platform == "any" || strings.Contains(platform, "linux_") }
+
 // normalLocal turns a build tag into the local version that packaging tools write:
 // lower case, dots for hyphens and underscores, numbers without leading zeros.
 func normalLocal(tag string) string {

@@ -91,6 +91,8 @@ type (
 	TestKind struct{ Text }
 	// Sandbox is where rows are built.
 	Sandbox struct{ Text }
+	// ReleaseOn is a kind of run that publishes.
+	ReleaseOn struct{ Text }
 	// Trigger is what starts a workflow.
 	Trigger struct{ Text }
 )
@@ -137,8 +139,9 @@ func (AuditSeverity) choices() []string {
 func (TestKind) choices() []string {
 	return []string{"import", "install", "sdist", "none"}
 }
-func (Trigger) choices() []string { return []string{"push", "tag"} }
-func (Sandbox) choices() []string { return []string{"docker", "podman", "host"} }
+func (ReleaseOn) choices() []string { return []string{"push", "tag", "dispatch"} }
+func (Trigger) choices() []string   { return []string{"push", "tag"} }
+func (Sandbox) choices() []string   { return []string{"docker", "podman", "host"} }
 
 // nodeDecoder is implemented by pointers to the types that decode themselves.
 type nodeDecoder interface {
@@ -264,6 +267,16 @@ func (t *Test) decodeNode(d *decoder, n *yaml.Node) {
 	d.value(n, &t.Kind)
 }
 
+// decodeNode reads how to get kiln as a map or as its version alone.
+func (k *WorkflowKiln) decodeNode(d *decoder, n *yaml.Node) {
+	if n.Kind != yaml.ScalarNode {
+		d.structure(n, reflect.ValueOf(k).Elem())
+		return
+	}
+	k.place = d.place(n)
+	d.value(n, &k.Version)
+}
+
 // with returns the test with what other sets.
 func (t Test) with(other Test) Test {
 	if other.Kind.IsSet() {
@@ -288,6 +301,8 @@ func (t Test) with(other Test) Test {
 }
 
 func (s *Sandbox) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &s.Text, s.choices()) }
+
+func (r *ReleaseOn) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &r.Text, r.choices()) }
 
 func (t *Trigger) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &t.Text, t.choices()) }
 

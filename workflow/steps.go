@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -58,35 +60,68 @@ func Outputs(plan *matrix.Plan, workflow []byte) (string, error) {
 // PlanSummary is a table of the rows that will be built, in Markdown.
 func PlanSummary(plan *matrix.Plan, release string) string {
 	var b strings.Builder
+	jobs := plan.HostedJobs()
 	fmt.Fprintf(&b, "### Plan\n\n%s, %d skipped, %d not selected. Release: %s.\n\n| row | files | runner |\n| --- | --- | --- |\n",
-		units.Count(len(plan.Rows), "row"), len(plan.Skipped), plan.Unselected, release)
-	for i, j := range plan.GitHubJobs() {
-		fmt.Fprintf(&b, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(plan.Rows[i].Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
+		units.Count(len(jobs), "row"), len(plan.Skipped), plan.Unselected+len(plan.Rows)-len(jobs), release)
+	for _, j := range jobs {
+		fmt.Fprintf(&b, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(j.Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
 	}
 	return b.String()
 }
 
-// ROCmWarning says which rows would be built on a hosted runner, which has no ROCm; "" if none.
-// There is no image that kiln could name for them: those of AMD come without the Python of a row,
-// in folders and versions of their own.
-func ROCmWarning(plan *matrix.Plan) string {
-	var rows, packages []string
-	for i, j := range plan.GitHubJobs() {
-		if j.ROCm != "" && j.Image == "" && j.Sandbox == "host" && j.Hosted() {
-			rows = append(rows, j.Row)
-			packages = append(packages, "packages."+plan.Rows[i].Package+".image")
+// CheckJobs returns an error that names the rows whose jobs could not succeed, with what to set for
+// them. Such jobs are not generated: a workflow that is red by construction teaches people to
+// ignore red.
+func CheckJobs(plan *matrix.Plan) error {
+	var foreign, rocm, system []matrix.GitHubJob
+	for _, j := range plan.HostedJobs() {
+		switch {
+		case !matrix.CanBuild(j.Platform()):
+			foreign = append(foreign, j)
+		case j.ROCm != "" && j.Image == "" && j.Sandbox == "host" && j.Hosted():
+			rocm = append(rocm, j)
+		case j.StandsIn() && j.Sandbox == "host":
+			system = append(system, j)
 		}
 	}
-	if len(rows) == 0 {
-		return ""
+	var problems []string
+	add := func(jobs []matrix.GitHubJob, format string, args ...any) {
+		if len(jobs) == 0 {
+			return
+		}
+		more := ""
+		if len(jobs) > 1 {
+			more = fmt.Sprintf(" and %d more", len(jobs)-1)
+		}
+		problems = append(problems, jobs[0].Row+more+": "+fmt.Sprintf(format, args...))
 	}
-	slices.Sort(packages)
-	more := ""
-	if len(rows) > 1 {
-		more = fmt.Sprintf(" and %d more", len(rows)-1)
+	leaveOut := func(jobs []matrix.GitHubJob, axis string, value func(*matrix.GitHubJob) string) string {
+		var parts []string
+		for i := range jobs {
+			parts = append(parts, axis+" != "+value(&jobs[i]))
+		}
+		slices.Sort(parts)
+		return `workflow: {rows: "` + strings.Join(slices.Compact(parts), " and ") + `"}`
 	}
-	return fmt.Sprintf("%s%s: no image is set, and hosted runners have no ROCm, so the build will fail\n  set %s: {rocm: \"IMAGE\"} to one with ROCm {rocm} and Python, or workflow.runners to runners that have both",
-		rows[0], more, strings.Join(slices.Compact(packages), ", "))
+	add(foreign, "kiln builds Linux rows only\n  leave them out with %s", leaveOut(foreign, "os", func(j *matrix.GitHubJob) string { return j.OS }))
+	var images []string
+	for i := range rocm {
+		images = append(images, "packages."+rocm[i].Package()+`.image: {rocm: "IMAGE"}`)
+	}
+	slices.Sort(images)
+	add(rocm, "hosted runners have no ROCm, and no image is set\n  set %s to an image with ROCm, or workflow.runners to runners that have it, or leave the rows out with workflow: {rows: \"toolkit != rocm\"}",
+		strings.Join(slices.Compact(images), ", "))
+	var names []string
+	for i := range system {
+		names = append(names, system[i].OS)
+	}
+	slices.Sort(names)
+	add(system, "no hosted runner has %s, and on another system the wheel would need another glibc\n  set workflow.runners to runners with it, or an image: for the package, or leave the rows out with %s",
+		strings.Join(slices.Compact(names), ", "), leaveOut(system, "os", func(j *matrix.GitHubJob) string { return j.OS }))
+	if len(problems) == 0 {
+		return nil
+	}
+	return errors.New("some rows cannot be built by the hosted workflow\n" + strings.Join(problems, "\n"))
 }
 
 // Summary is a table of what became of rows, in Markdown.
@@ -143,7 +178,10 @@ var spareFolders = []string{
 	"/usr/local/share/chromium", "/usr/local/julia*",
 }
 
-// FreeDisk removes the spare folders of a hosted runner and returns how many bytes of its disk were
+// swapFiles take gigabytes of the disk of hosted runners. A build that needs swap is too slow to end.
+var swapFiles = []string{"/mnt/swapfile", "/swapfile"}
+
+// FreeDisk removes the spare folders, the swap files and the container images of a hosted runner and returns how many bytes of its disk were
 // free before and are free after. The caller makes sure that this is a hosted runner. out gets what
 // the commands print.
 func FreeDisk(ctx context.Context, env []string, out io.Writer) (before, after int64, err error) {
@@ -159,7 +197,20 @@ func FreeDisk(ctx context.Context, env []string, out io.Writer) (before, after i
 		}
 		argv = append(argv, found...)
 	}
+	var commands [][]string
 	if len(argv) > bare {
+		commands = append(commands, argv)
+	}
+	// Images that runners come with: rows fetch their own. Docker itself stays.
+	if _, err := exec.LookPath("docker"); err == nil {
+		commands = append(commands, []string{"docker", "image", "prune", "--all", "--force"})
+	}
+	for _, file := range swapFiles {
+		if _, err := os.Stat(file); err == nil {
+			commands = append(commands, []string{"sudo", "-n", "swapoff", file}, []string{"sudo", "-n", "rm", "-f", "--", file})
+		}
+	}
+	for _, argv := range commands {
 		c := run.Cmd{Argv: argv, Env: env, Stdout: out, Stderr: out}
 		if _, err := c.Run(ctx); err != nil {
 			return 0, 0, err

@@ -2,6 +2,7 @@ package workflow
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"errors"
@@ -30,6 +31,8 @@ var DefaultActions = map[string]string{
 	"download-artifact":     "actions/download-artifact@3e5f45b2cfb9172054b4087a40e8e0b5a5461e7c # v8.0.1",
 	"upload-pages-artifact": "actions/upload-pages-artifact@fc324d3547104276b827a68afc52ff2a11cc49c9 # v5.0.0",
 	"deploy-pages":          "actions/deploy-pages@cd2ce8fcbc39b97be8ca5fce6e763baed58fa128 # v5.0.0",
+	"cache":                 "actions/cache@27d5ce7f107fe9357f9df03efb73ab90386fccae # v5.0.5",
+	"attest":                "actions/attest-build-provenance@a2bbfa25375fe432b6a289bc6b6cd05ecd0c4c32 # v4.1.0",
 	"msvc":                  "ilammy/msvc-dev-cmd@0b201ec74fa43914dc39ae48a89fd1d8cb592756 # v1.13.0",
 }
 
@@ -56,7 +59,7 @@ type Job struct {
 // Linux.
 func Jobs(plan *matrix.Plan) []Job {
 	var linux, windows []matrix.GitHubJob
-	for _, job := range plan.GitHubJobs() {
+	for _, job := range plan.HostedJobs() {
 		if job.IsWindows() {
 			windows = append(windows, job)
 		} else {
@@ -110,6 +113,15 @@ func New(opts Options) ([]byte, error) {
 		"File": opts.File, "Name": w.Name, "Branch": w.Branch, "MSVC": w.MSVC, "GPU": w.GPURunner, "Minutes": int(w.Timeout.Minutes()),
 		"Jobs": Jobs(opts.Plan), "Host": hostLabels(w), "Dist": path.Join(folder, "dist"), "Attempts": path.Join(folder, ".kiln/attempts"), "To": "",
 		"Index": "", "BranchPush": opts.Publish.Index.Branch != "", "Push": false, "Install": "",
+		"Dispatch": slices.Contains(w.ReleaseOn, "dispatch"), "Releases": releases(w.ReleaseOn), "MaxParallel": cmp.Or(w.MaxParallel, matrix.GitHubMaxJobs),
+		"Cache": w.Cache, "CacheDir": path.Join(folder, ".kiln/cache/ccache"), "Attest": w.Attest, "SignKey": w.SignKey,
+		"Rows": "", "KilnURL": w.KilnURL, "KilnSHA256": "",
+	}
+	if w.Rows != nil {
+		data["Rows"] = w.Rows.String()
+	}
+	if w.CacheRemote {
+		data["CacheSecrets"] = []string{"KILN_CACHE_USER", "KILN_CACHE_PASSWORD", "KILN_CACHE_TOKEN"}
 	}
 	if len(opts.Publish.Targets) == 0 {
 		data["To"] = "github:${{ github.repository }}"
@@ -128,7 +140,13 @@ func New(opts Options) ([]byte, error) {
 	case "kiln":
 		data["Secrets"] = []string{"KILN_TOKEN"}
 	}
-	if w.Kiln != "path" {
+	if w.KilnURL != "" {
+		sums, err := kilnSums(w, opts.Plan)
+		if err != nil {
+			return nil, err
+		}
+		data["KilnSHA256"] = sums
+	} else if w.Kiln != "path" {
 		version := w.Kiln
 		if version == "" {
 			if version = opts.Version; !moduleVersion.MatchString(version) || strings.Contains(version, "dirty") {
@@ -185,6 +203,43 @@ func New(opts Options) ([]byte, error) {
 		return nil, err
 	}
 	return b.Bytes(), nil
+}
+
+// releases is the expression for "this run publishes".
+func releases(on []string) string {
+	var all []string
+	for _, kind := range []struct{ name, condition string }{
+		{"dispatch", "inputs.release == '1'"}, {"tag", "github.ref_type == 'tag'"}, {"push", "(github.event_name == 'push' && github.ref_type == 'branch')"},
+	} {
+		if slices.Contains(on, kind.name) {
+			all = append(all, kind.condition)
+		}
+	}
+	return strings.Join(all, " || ")
+}
+
+// kilnSums are the hashes of kiln's programs, one word for each platform. Every platform that a job
+// runs on needs one.
+func kilnSums(w matrix.WorkflowSettings, plan *matrix.Plan) (string, error) {
+	need := map[string]string{"linux-amd64": "the jobs that plan and release"}
+	for _, j := range plan.HostedJobs() {
+		switch arm := strings.HasSuffix(j.Platform(), "aarch64"); {
+		case j.IsWindows():
+			need["windows-amd64"] = j.Row
+		case arm:
+			need["linux-arm64"] = j.Row
+		}
+	}
+	for _, platform := range slices.Sorted(maps.Keys(need)) {
+		if w.KilnSHA256[platform] == "" {
+			return "", fmt.Errorf("workflow.kiln.sha256 has no hash for %s, which is needed for %s", platform, need[platform])
+		}
+	}
+	var words []string
+	for _, platform := range slices.Sorted(maps.Keys(w.KilnSHA256)) {
+		words = append(words, platform+"="+w.KilnSHA256[platform])
+	}
+	return strings.Join(words, " "), nil
 }
 
 // hostLabels are those of jobs that are not about a row.

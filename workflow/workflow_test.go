@@ -1,6 +1,9 @@
 package workflow_test
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,12 +66,18 @@ workflow:
   runners: {ubuntu-22.04: [self-hosted, linux], host: [self-hosted]}
   gpu_runner: [self-hosted, gpu]
   triggers: [push, tag]
+  release_on: [push, dispatch]
+  max_parallel: 8
+  attest: true
+  sign_key: WHEEL_KEY
+  rows: "python >= 3.11"
   branch: master
   actions: {checkout: octo/checkout@0123456789012345678901234567890123456789}
   msvc: "14.44"
   timeout: 5h
 `},
 	"branch": {"flash-attn", "publish:\n  targets: {server: {kiln: \"https://wheels.example.org/\"}}\n  index: {dir: site, branch: gh-pages}\nworkflow: {triggers: tag}\n"},
+	"fork":   {"flash-attn", "cache: {remote: \"https://cache.example.org/kiln\"}\nworkflow:\n  release_on: push\n  kiln:\n    url: \"https://example.org/kiln-{platform}\"\n    sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}\n"},
 }
 
 func parsePlan(t *testing.T, text string) (*matrix.File, *matrix.Plan) {
@@ -92,6 +101,9 @@ func TestWorkflow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			if strings.Contains(c.more, "\nworkflow:") {
+				text, _, _ = bytes.Cut(text, []byte("\nworkflow:"))
+			}
 			file, plan := parsePlan(t, string(text)+c.more)
 			got, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml", Version: "v0.1.0"})
 			if err != nil {
@@ -109,7 +121,7 @@ func checkWorkflow(t *testing.T, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
-		if run, ok := strings.CutPrefix(line, "run: "); ok {
+		if run, ok := strings.CutPrefix(line, "run: "); ok && run != "|" { // the step that gets kiln, see TestInstall
 			if !strings.HasPrefix(run, "kiln ") && !strings.HasPrefix(run, "go install ") {
 				t.Errorf("a step is no kiln command: %s", run)
 			}
@@ -142,6 +154,7 @@ func TestWorkflowJobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	text, _, _ = bytes.Cut(text, []byte("\nworkflow:"))
 	_, plan := parsePlan(t, string(text))
 	jobs := workflow.Jobs(plan)
 	if len(jobs) != 2 || len(jobs[0].Rows) != 50 || len(jobs[1].Rows) != 38 || !jobs[1].Windows {
@@ -196,4 +209,82 @@ packages:
 		}
 	}
 	lint(t, actionlint(t), "split.yml", text)
+}
+
+// TestCheckJobs: a job that cannot succeed is not generated. The rows are named with what to set.
+func TestCheckJobs(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "examples", "exllamav2", "packages.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, plan := parsePlan(t, string(text))
+	if err := workflow.CheckJobs(plan); err != nil || len(plan.HostedJobs()) != 42 {
+		t.Errorf("the example as shipped: %d jobs, %v", len(plan.HostedJobs()), err)
+	}
+	text, _, _ = bytes.Cut(text, []byte("\nworkflow:"))
+	_, plan = parsePlan(t, string(text)+`
+  elsewhere: {versions: ["1.0"], matrix: [{os: debian-12, python: "3.11"}]}
+`)
+	const want = `some rows cannot be built by the hosted workflow
+exllamav2-0.3.2-cu118-torch2.3.1-cp310-win_amd64 and 37 more: kiln builds Linux rows only
+  leave them out with workflow: {rows: "os != windows-2022"}
+exllamav2-0.3.2-rocm5.6-torch2.2.2-cp310-linux_x86_64 and 7 more: hosted runners have no ROCm, and no image is set
+  set packages.exllamav2.image: {rocm: "IMAGE"} to an image with ROCm, or workflow.runners to runners that have it, or leave the rows out with workflow: {rows: "toolkit != rocm"}
+elsewhere-1.0-cpu-cp311-linux_x86_64: no hosted runner has debian-12, and on another system the wheel would need another glibc
+  set workflow.runners to runners with it, or an image: for the package, or leave the rows out with workflow: {rows: "os != debian-12"}`
+	if err := workflow.CheckJobs(plan); err == nil || err.Error() != want {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestInstall runs the step that fetches kiln: the right program gets onto PATH, any other ends
+// the job.
+func TestInstall(t *testing.T) {
+	text, err := os.ReadFile("testdata/fork.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, ok := strings.Cut(string(text), "        run: |\n")
+	script, _, _ := strings.Cut(after, "      - name:")
+	if !ok {
+		t.Fatal("the workflow does not fetch kiln")
+	}
+	dir := t.TempDir()
+	program := "#!/bin/sh\necho fetched\n"
+	if err := os.WriteFile(filepath.Join(dir, "kiln-linux-amd64"), []byte(program), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256([]byte(program))
+	for _, tc := range []struct {
+		name, arch, sums string
+		ok               bool
+	}{
+		{"right", "X64", "windows-amd64=0 linux-amd64=" + hex.EncodeToString(sum[:]), true},
+		{"other bytes", "X64", "linux-amd64=" + strings.Repeat("0", 64), false},
+		{"no hash", "X64", "windows-amd64=" + hex.EncodeToString(sum[:]), false},
+		{"no such platform", "RISCV", "linux-amd64=" + hex.EncodeToString(sum[:]), false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			temp := t.TempDir()
+			paths := filepath.Join(temp, "paths")
+			cmd := exec.CommandContext(t.Context(), "bash", "-e", "-o", "pipefail", "-c", script)
+			cmd.Env = append(os.Environ(), "RUNNER_OS=Linux", "RUNNER_ARCH="+tc.arch, "RUNNER_TEMP="+temp, "GITHUB_PATH="+paths,
+				"KILN_URL=file://"+dir+"/kiln-{platform}", "KILN_SHA256="+tc.sums)
+			out, err := cmd.CombinedOutput()
+			if (err == nil) != tc.ok {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if !tc.ok {
+				return
+			}
+			where, err := os.ReadFile(paths)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := exec.CommandContext(t.Context(), filepath.Join(strings.TrimSpace(string(where)), "kiln")).Output()
+			if string(got) != "fetched\n" {
+				t.Errorf("kiln printed %q, %v", got, err)
+			}
+		})
+	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,8 +29,16 @@ it ever signed is good, since its holder can write any date. kiln verify --trust
 	return cmd
 }
 
-// readSigningKey reads a private key from a file, or from the standard input if the name is "-".
+// readSigningKey reads a private key from a file, from the standard input if the name is "-", or
+// from the variable NAME if it is env:NAME.
 func (a *app) readSigningKey(name string) (ed25519.PrivateKey, error) {
+	if variable, ok := strings.CutPrefix(name, "env:"); ok {
+		text := os.Getenv(variable)
+		if text == "" {
+			return nil, fmt.Errorf("the variable %s is not set or empty", variable)
+		}
+		return sign.ParsePrivateKey([]byte(text))
+	}
 	if name != "-" {
 		return sign.ReadPrivateKey(name)
 	}

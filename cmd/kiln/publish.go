@@ -51,7 +51,7 @@ func (f *publishingFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.reason, "reason", "", "why files are replaced, for the release's log of changes")
 	flags.BoolVar(&f.untested, "allow-untested", false, "publish also what could not be tested, as its test needs a GPU")
 	flags.BoolVar(&f.stealing, "steal-lock", false, "take the lock of a publisher that is known to be gone")
-	flags.StringVar(&f.key, "sign-key", "", "a `file` with an Ed25519 key to sign provenance with; - reads it from the standard input")
+	flags.StringVar(&f.key, "sign-key", "", "a `file` with an Ed25519 key to sign provenance with; - reads it from the standard input, env:NAME from a variable")
 	flags.BoolVar(&f.noSide, "no-provenance", false, "publish distributions alone, without metadata, provenance and bill of materials")
 	flags.StringVar(&f.site, "index", "", "the `folder` of the index to bring up to date (default: publish.index.dir of packages.yml)")
 	flags.BoolVar(&f.noIndex, "no-index", false, "leave the index alone")

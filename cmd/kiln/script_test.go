@@ -342,7 +342,7 @@ func scriptParts(ts *testscript.TestScript, neg bool, args []string) {
 		for _, job := range part.Include {
 			got = append(got, job["row"])
 			names := slices.Sorted(maps.Keys(job))
-			if diff := cmp.Diff([]string{"arch", "cuda", "kind", "name", "os", "python", "rocm", "row", "runs_on", "sandbox", "torch"}, names); diff != "" {
+			if diff := cmp.Diff([]string{"arch", "cuda", "group", "kind", "name", "os", "python", "rocm", "row", "runs_on", "sandbox", "torch"}, names); diff != "" {
 				ts.Fatalf("keys of a job (-want +got):\n%s", diff)
 			}
 		}

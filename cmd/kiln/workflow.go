@@ -63,13 +63,15 @@ operating systems, targets or workflow settings.`,
 			if err != nil {
 				return err
 			}
+			if err := workflow.CheckJobs(p.plan); err != nil {
+				return err
+			}
 			text, err := workflow.New(workflow.Options{
 				Plan: p.plan, Workflow: p.config.Workflow(), Publish: p.config.Publish(), File: filepath.ToSlash(flags.file), Version: kilnVersion(),
 			})
 			if err != nil {
 				return err
 			}
-			a.warnRows(p.plan)
 			if !write {
 				_, err = a.stdout.Write(text)
 				return err
@@ -90,22 +92,6 @@ operating systems, targets or workflow settings.`,
 	cmd.Flags().BoolVar(&write, "write", false, "write the file instead of printing it")
 	cmd.Flags().StringVar(&output, "output", workflow.Path, "the `file` to write")
 	return cmd
-}
-
-// warnRows says which rows hosted runners cannot build as they are.
-func (a *app) warnRows(plan *matrix.Plan) {
-	windows := 0
-	for _, j := range plan.GitHubJobs() {
-		if j.IsWindows() {
-			windows++
-		}
-	}
-	if warning := workflow.ROCmWarning(plan); warning != "" {
-		fmt.Fprintf(a.stderr, "kiln: warning: %s\n", warning)
-	}
-	if windows > 0 {
-		fmt.Fprintf(a.stderr, "kiln: note: %s need Windows runners; that part of the workflow is checked by actionlint, not by running it\n", units.Count(windows, "row"))
-	}
 }
 
 // ciFile appends to a file that a variable of the runner names, or else prints.
@@ -149,9 +135,10 @@ cannot work and a wrong input end the run here, before the first build.`,
 			if err != nil {
 				return err
 			}
-			if warning := workflow.ROCmWarning(p.plan); warning != "" {
+			if err := workflow.CheckJobs(p.plan); err != nil {
 				// The form in which a runner shows it beside the file.
-				fmt.Fprintf(a.stdout, "::warning file=%s::%s\n", filepath.ToSlash(flags.file), strings.NewReplacer("%", "%25", "\r", "", "\n", "%0A").Replace(warning))
+				fmt.Fprintf(a.stdout, "::error file=%s::%s\n", filepath.ToSlash(flags.file), strings.NewReplacer("%", "%25", "\r", "", "\n", "%0A").Replace(err.Error()))
+				return err
 			}
 			if err := a.ciFile("GITHUB_OUTPUT", outputs); err != nil {
 				return err

@@ -100,6 +100,8 @@ func document(owner, example string) (string, error) {
 		return "packages: {demo: {versions: [\"1.0\"]}}\npublish:\n  targets:\n    there:\n" + indent(6, ""), nil
 	case "PublishIndex":
 		return "packages: {demo: {versions: [\"1.0\"]}}\npublish:\n  index:\n" + indent(4, ""), nil
+	case "WorkflowKiln":
+		return "packages: {demo: {versions: [\"1.0\"]}}\nworkflow:\n  kiln:\n" + indent(4, ""), nil
 	case "Keep":
 		return "packages: {demo: {versions: [\"1.0\"]}}\npublish:\n  keep:\n" + indent(4, ""), nil
 	case "Package":

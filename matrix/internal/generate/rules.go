@@ -181,10 +181,12 @@ var rules = map[string]rule{
 
 	"Patch.Find":    {values: "nonemptyText"},
 	"Test.Requires": {values: "requirement"},
+
+	"WorkflowKiln.SHA256": {values: "sha256"},
 }
 
 // shortForms are the structs that may be written as one word, with the type of that word.
-var shortForms = map[string]string{"Test": "TestKind"}
+var shortForms = map[string]string{"Test": "TestKind", "WorkflowKiln": "Text"}
 
 // defaults are the values that stand in for keys left out, where that is one fixed
 // value. The comment of the field must name it too.
@@ -264,7 +266,15 @@ var leftOut = map[string]string{
 	"Keep.Days":                "no limit",
 	"Keep.Releases":            "no limit",
 	"Workflow.Kiln":            "the version that generated the workflow",
-	"Workflow.Runners":         "hosted runners of the same kind",
+	"Workflow.Rows":            "all rows",
+	"Workflow.MaxParallel":     "as many as the host allows",
+	"Workflow.ReleaseOn":       "`dispatch`, and `tag` if it is a trigger",
+	"Workflow.Cache":           "`true`, unless `cache.remote` is set",
+	"Workflow.Attest":          "`false`",
+	"Workflow.SignKey":         "not signed",
+	"WorkflowKiln.Version":     "the version that generated the workflow",
+	"WorkflowKiln.URL":         "installed with Go",
+	"Workflow.Runners":         "the hosted runner of that name",
 	"Workflow.Sandbox":         "docker for rows with an image or CUDA, else host",
 	"Workflow.GPURunner":       "no test on a GPU",
 	"Workflow.Actions":         "those that kiln pins",
@@ -302,6 +312,7 @@ var parts = []part{
 	{"PublishIndex", "The index of published files", "publish.index.", "`publish.index`", "map", "maps"},
 	{"Keep", "Retention", "publish.keep.", "`publish.keep`", "map", "maps"},
 	{"Workflow", "The hosted workflow", "workflow.", "`workflow`", "map", "maps"},
+	{"WorkflowKiln", "How jobs get kiln", "workflow.kiln.", "`workflow.kiln`", "map", "maps"},
 }
 
 // partOf returns the part for a struct, or nil.

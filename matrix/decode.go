@@ -250,6 +250,8 @@ func (d *decoder) structure(n *yaml.Node, v reflect.Value) {
 		hint := "its keys are " + strings.Join(names, ", ")
 		if n.Kind == yaml.ScalarNode && strings.Contains(n.Value, ":") {
 			hint = "put a space after the colon"
+		} else if v.Type() == reflect.TypeFor[Python]() {
+			hint = "its key is source; Python versions go into a group of matrix:, or into --python"
 		}
 		d.errorf(n, "type", hint, "want a map, got %s", nodeNoun(n))
 		return

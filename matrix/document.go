@@ -140,14 +140,19 @@ type Package struct {
 	//	  cuda: "nvidia/cuda:{cuda}-devel-ubuntu22.04"
 	//	  default: "python:{python}-slim"
 	Image PerToolkit[Text] `json:"image,omitempty"`
-	// Commands that prepare the image, for example to install the row's Python. Each
-	// command is split into words by shell rules and runs as root with network access,
-	// once for all rows with the same image and commands.
+	// Commands that prepare the image, for example to install a library. Each command is
+	// split into words by shell rules and runs as root with network access, once for all
+	// rows with the same image and commands. The test image is prepared too if it is the
+	// same image, or if it has no Python for the row otherwise.
 	//
 	//	image_setup:
 	//	  - apt-get update
-	//	  - apt-get install -y python{python}-venv python{python}-dev
+	//	  - apt-get install -y libnuma-dev
 	ImageSetup OneOrMany[Text] `json:"image_setup,omitempty"`
+	// Which Python rows are built and tested with.
+	//
+	//	python: {source: managed}
+	Python Python `json:"python,omitempty"`
 	// Where torch comes from. The default is PyTorch's index for the row's toolkit.
 	//
 	//	torch_source: {path: ./torch-wheels}
@@ -452,6 +457,16 @@ type Match struct {
 	Axes Map[OneOrMany[Text]] `json:"axes,omitempty"`
 
 	place
+}
+
+// Python says which Python rows are built and tested with.
+type Python struct {
+	// `image` uses only the Python of the image, or of the machine; `managed` uses only
+	// one that kiln brings, the same in all images. The default is the image's Python
+	// where it has one, and otherwise a managed one.
+	//
+	//	source: managed
+	Source PythonSource `json:"source,omitempty"`
 }
 
 // Build says how the wheel is built.

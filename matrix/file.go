@@ -845,6 +845,9 @@ func (c *checker) settings(p *pkg, g *group) {
 		g.imageSetup = append(g.imageSetup, argv)
 	}
 	c.torchSource(torchSource(p, s))
+	if source := p.spec.Python.Source; source.Value == "managed" && torchSource(p, s).System.Value {
+		c.errorf(source.place, "python-source", "remove one of them", "the torch of the image is for the Python of the image, and this asks for another one")
+	}
 	g.torchIndex = parseTemplate(torchSource(p, s).Index, p.customAxes, &c.list)
 	g.extraDeps = c.requirements(s.ExtraDeps)
 	g.env = c.env(p, p.spec.Env)

@@ -21,6 +21,7 @@ type Settings struct {
 	Source         SourceSettings      `json:"source"`
 	Image          string              `json:"image,omitempty"`
 	ImageSetup     [][]string          `json:"image_setup,omitempty"` // one argv each
+	PythonSource   string              `json:"python_source,omitempty"` // image, managed, or the first that there is
 	TorchSource    TorchSettings       `json:"torch_source"`
 	Env            map[string]string   `json:"env"`
 	ExtraDeps      []string            `json:"extra_deps"`
@@ -471,6 +472,7 @@ func sharedSettings(g *boundGroup) Settings {
 	if spec.Build.CUDACheck.IsSet() {
 		s.CUDACheck = spec.Build.CUDACheck.Value
 	}
+	s.PythonSource = spec.Python.Source.Value
 	for _, command := range imageSetup(g.pkg, g.shared) {
 		words, _ := splitWords(command.Value)
 		s.ImageSetup = append(s.ImageSetup, wordTexts(words)) // templates as written: part of the digest

@@ -85,6 +85,8 @@ type (
 	RuntimeTorch struct{ Text }
 	// CUDACheck says what becomes of torch's comparison of CUDA versions.
 	CUDACheck struct{ Text }
+	// PythonSource says which interpreters may be used.
+	PythonSource struct{ Text }
 	// AuditSeverity says how bad the findings of an audit rule are.
 	AuditSeverity struct{ Text }
 	// TestKind says how a row is tested.
@@ -133,6 +135,7 @@ func (Kind) choices() []string         { return []string{"wheel", "sdist"} }
 func (Frontend) choices() []string     { return []string{"build", "pip", "uv"} }
 func (RuntimeTorch) choices() []string { return []string{"any", "minor", "exact"} }
 func (CUDACheck) choices() []string    { return []string{"strict", "bypass"} }
+func (PythonSource) choices() []string { return []string{"image", "managed"} }
 func (AuditSeverity) choices() []string {
 	return []string{"off", "note", "warning", "error"}
 }
@@ -252,6 +255,8 @@ func (k *Kind) decodeNode(d *decoder, n *yaml.Node)         { d.choice(n, &k.Tex
 func (f *Frontend) decodeNode(d *decoder, n *yaml.Node)     { d.choice(n, &f.Text, f.choices()) }
 func (r *RuntimeTorch) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &r.Text, r.choices()) }
 func (u *CUDACheck) decodeNode(d *decoder, n *yaml.Node)    { d.choice(n, &u.Text, u.choices()) }
+
+func (p *PythonSource) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &p.Text, p.choices()) }
 
 func (a *AuditSeverity) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &a.Text, a.choices()) }
 

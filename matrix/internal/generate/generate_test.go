@@ -116,6 +116,8 @@ func document(owner, example string) (string, error) {
 		body = versions + "    source:\n" + indent(6, "")
 	case "TorchSource":
 		body = versions + "    torch_source:\n" + indent(6, "")
+	case "Python":
+		body = versions + "    python:\n" + indent(6, "")
 	case "VersionFrom":
 		body = "    source: {path: .}\n    version_from:\n" + indent(6, "")
 	case "Group":

@@ -256,6 +256,7 @@ var leftOut = map[string]string{
 	"Test.Image":       "the image of the build, `-runtime` in place of `-devel`",
 
 	"TorchSource.System": "`false`",
+	"Python.Source":      "the image's, else a managed one",
 
 	"Cache.Remote":             "no shared cache",
 	"Publish.To":               "the only target",
@@ -298,6 +299,7 @@ var parts = []part{
 	{"Package", "A package", "", "A package", "package", "packages"},
 	{"Source", "The source code", "source.", "`source`", "source", "sources"},
 	{"TorchSource", "Torch source", "torch_source.", "`torch_source`", "map", "maps"},
+	{"Python", "Which Python is used", "python.", "`python`", "map", "maps"},
 	{"VersionFrom", "Version from a file", "version_from.", "`version_from`", "map", "maps"},
 	{"Group", "A group of rows", "matrix[].", "A group", "group", "groups"},
 	{"Match", "An exclude rule", "exclude[].", "A rule", "rule", "rules"},

@@ -26,9 +26,9 @@ import (
 	"github.com/kiln-build/kiln/machine"
 )
 
-// scripts are the programs that kiln runs with the Python of a row.
+// scripts are the programs that kiln runs in the environments of a row, with its Python but for one.
 //
-//go:embed python/facts.py python/smoke.py python/nocudacheck.py
+//go:embed python/facts.py python/smoke.py python/nocudacheck.py python/survey.sh
 var scripts embed.FS
 
 // attempt is one try at a row. Stages leave in it what later stages need.
@@ -46,8 +46,11 @@ type attempt struct {
 
 	box     sandbox.Box
 	openers []sandbox.Box
-	venv    string // folder of the virtual environment
-	pipHome string // folder of the pip that fills it
+	brought []sandbox.Mount // programs and Python that kiln brings into the build environment
+	managed *interpreter    // the Python of the build, if kiln brings it
+	noGit   bool            // the build environment has no git
+	venv    string          // folder of the virtual environment
+	pipHome string          // folder of the pip that fills it
 	facts   facts
 	epoch   time.Time
 	tools   record.Tools
@@ -76,6 +79,9 @@ const (
 	insideTorch = "/kiln/torch"
 	insideCert  = "/kiln/ca.crt"
 	insideKiln  = "/kiln/bin/kiln"
+
+	insidePython = "/kiln/python"
+	insideTools  = "/kiln/tools"
 )
 
 // attempt carries out a recipe. It is the function of the local engine runner.
@@ -364,7 +370,7 @@ func (a *attempt) script(ctx context.Context, box sandbox.Box, python, dir, name
 	return nil
 }
 
-// writeScripts puts kiln's own Python programs into a folder.
+// writeScripts puts kiln's own programs into a folder.
 func writeScripts(dir string) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err

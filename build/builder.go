@@ -48,6 +48,13 @@ type Options struct {
 	// Path is the search path for programs on the host; in containers, and if it is
 	// empty, the usual folders are searched.
 	Path string
+	// Pythons are further places of interpreters on the host; see [FindPythons].
+	Pythons []string
+	// StoreDir is where Pythons and programs are kept that images and machines lack, once for all
+	// projects. Default StateDir/store.
+	StoreDir string
+	// Prune removes an image that kiln pulled or completed when no further row needs it.
+	Prune bool
 	// Jobs is how many rows are built at once; zero means as many as memory and
 	// processors allow. CPU and MemoryBytes are what rows may use together; zero
 	// means this machine.
@@ -95,6 +102,7 @@ type Builder struct {
 	Options
 
 	sources *sources
+	store   *toolStore
 	owner   string
 	site    string         // the owner without the row: names the folder in Scratch
 	share   *share.Session // nil if nothing is shared
@@ -109,6 +117,9 @@ type Network struct {
 	CertFile string
 	// Proxies are variables such as HTTPS_PROXY=….
 	Proxies []string
+	// PythonMirror is where uv gets Pythons in place of its own address, and PythonDownloads the
+	// list of those that there are: its UV_PYTHON_INSTALL_MIRROR and UV_PYTHON_DOWNLOADS_JSON_URL.
+	PythonMirror, PythonDownloads string
 }
 
 // RowResult is how one row ended.
@@ -164,6 +175,7 @@ func New(opts Options) (*Builder, error) {
 		dir: b.Dir, cache: filepath.Join(b.StateDir, "sources"), exclude: []string{b.StateDir, b.DistDir},
 		network: b.Network, client: client, gitEnv: b.gitEnv(),
 	}
+	b.store = &toolStore{dir: b.StoreDir, sources: b.sources, network: b.Network, path: b.hostPath()}
 	return b, nil
 }
 
@@ -174,6 +186,10 @@ func (b *Builder) setFolders() (err error) {
 	b.StateDir = cmp.Or(b.StateDir, filepath.Join(b.Dir, ".kiln"))
 	b.DistDir = cmp.Or(b.DistDir, filepath.Join(b.Dir, "dist"))
 	if b.StateDir, err = filepath.Abs(b.StateDir); err != nil {
+		return err
+	}
+	b.StoreDir = cmp.Or(b.StoreDir, filepath.Join(b.StateDir, "store"))
+	if b.StoreDir, err = filepath.Abs(b.StoreDir); err != nil {
 		return err
 	}
 	b.DistDir, err = filepath.Abs(b.DistDir)
@@ -236,9 +252,18 @@ func (b *Builder) path(p string) string {
 
 // searchPath returns the folders in which programs are looked for.
 func (b *Builder) searchPath() []string {
-	usual := []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-	if b.Sandboxes.Name() != "host" || b.Path == "" {
-		return usual
+	if b.Sandboxes.Name() != "host" {
+		return usualPath
+	}
+	return b.hostPath()
+}
+
+var usualPath = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+
+// hostPath returns the folders of programs on the host.
+func (b *Builder) hostPath() []string {
+	if b.Path == "" {
+		return usualPath
 	}
 	var dirs []string
 	for dir := range strings.SplitSeq(b.Path, string(filepath.ListSeparator)) {

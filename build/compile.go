@@ -81,6 +81,11 @@ func (a *attempt) buildEnv() (map[string]string, error) {
 	if a.try.Shrink > 0 {
 		env["NVCC_THREADS"] = "1"
 	}
+	if a.noGit && a.Source.Kind != "index" && a.Source.Kind != "sdist" {
+		// Back-ends that ask git for the version cannot here. The files must have this version in
+		// any case.
+		env["SETUPTOOLS_SCM_PRETEND_VERSION"] = a.Row.Version
+	}
 	for _, pair := range a.Env {
 		name, value, _ := strings.Cut(pair, "=")
 		if name == "NVCC_THREADS" && a.try.Shrink > 0 || name == "MAX_JOBS" && a.try.Shrink > 0 {

@@ -13,12 +13,8 @@ import (
 // which inherit nothing, reach them the same way: the index, certificates and proxies that pip is
 // configured with. indexURL, if it is set, is the index.
 func FindNetwork(ctx context.Context, indexURL string, env []string) Network {
-	n := Network{IndexURL: indexURL}
-	values := map[string]string{}
-	for _, v := range env {
-		name, value, _ := strings.Cut(v, "=")
-		values[name] = value
-	}
+	values := variables(env)
+	n := Network{IndexURL: indexURL, PythonMirror: values["UV_PYTHON_INSTALL_MIRROR"], PythonDownloads: values["UV_PYTHON_DOWNLOADS_JSON_URL"]}
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"} {
 		if v := values[name]; v != "" {
 			n.Proxies = append(n.Proxies, name+"="+v)
@@ -36,6 +32,16 @@ func FindNetwork(ctx context.Context, indexURL string, env []string) Network {
 		n.IndexURL = pipIndex(ctx, env)
 	}
 	return n
+}
+
+// variables makes a map of an environment.
+func variables(env []string) map[string]string {
+	values := map[string]string{}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		values[name] = value
+	}
+	return values
 }
 
 // pipIndex asks pip which index it uses: the configured one or its own default. It is ""

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -47,26 +46,69 @@ type facts struct {
 type environment struct {
 	*attempt
 	box     sandbox.Box
-	venv    string // its folder
-	scripts string // the folder of kiln's own programs
-	python  string // the interpreter outside of it, as seen in the box
-	pipHome string // folder of the pip that fills it
+	name    string // of the box
+	builds  bool   // it is that of the build
+	image   string // "" on the host
+	setup   [][]string
+	mounts  []sandbox.Mount
+	seen    survey
+	managed *interpreter // nil if the environment's own Python is used
+	venv    string       // its folder
+	scripts string       // the folder of kiln's own programs
+	python  string       // the interpreter outside of it, as seen in the box
+	pipHome string       // folder of the pip that fills it
+
+	interpreter record.Interpreter
+}
+
+// open makes the box with what was brought so far.
+func (e *environment) open(ctx context.Context) (err error) {
+	mounts := slices.Clone(e.mounts)
+	if e.managed != nil {
+		mounts = append(mounts, sandbox.Mount{Host: e.managed.dir, Inside: insidePython, ReadOnly: true})
+	}
+	if e.builds {
+		mounts = append(mounts, e.brought...)
+	}
+	if e.box, err = e.attempt.open(ctx, e.name, e.image, e.setup, mounts); err != nil {
+		return err
+	}
+	if e.builds {
+		e.attempt.box = e.box
+	}
+	return nil
+}
+
+// reopen makes it again, after something was added.
+func (e *environment) reopen(ctx context.Context) error {
+	if err := e.box.Close(ctx); err != nil {
+		return err
+	}
+	e.openers = slices.DeleteFunc(e.openers, func(b sandbox.Box) bool { return b == e.box })
+	return e.open(ctx)
 }
 
 func prepare(ctx context.Context, a *attempt) error {
 	if err := writeScripts(a.scripts()); err != nil {
 		return err
 	}
-	box, err := a.open(ctx, "build", a.Image, a.Settings.ImageSetup, []sandbox.Mount{{Host: a.work, Inside: insideWork}})
-	if err != nil {
+	e := &environment{
+		attempt: a, name: "build", builds: true, image: a.Image, setup: a.Settings.ImageSetup, mounts: []sandbox.Mount{{Host: a.work, Inside: insideWork}},
+		venv: filepath.Join(a.work, "venv"), scripts: a.scripts(),
+	}
+	a.venv = e.venv
+	if err := e.open(ctx); err != nil {
 		return err
 	}
-	e := &environment{attempt: a, box: box, venv: filepath.Join(a.work, "venv"), scripts: a.scripts()}
-	a.box, a.venv = box, e.venv
-	a.record.Image = box.Image()
+	a.record.Image = e.box.Image()
 	if err := e.findPython(ctx); err != nil {
 		return err
 	}
+	a.record.Interpreter, a.noGit = e.interpreter, e.seen.missing["git"]
+	if e.managed != nil {
+		a.managed = e.managed
+	}
+	var err error
 	a.record.Installed, err = e.fill(ctx, a.Deps)
 	a.pipHome = e.pipHome
 	return err
@@ -94,14 +136,20 @@ func (a *attempt) baseEnv(box sandbox.Box, pathDirs ...string) map[string]string
 
 // searchPath returns the folders of programs: those that the image names, or the host's.
 func (a *attempt) searchPath(box sandbox.Box) []string {
-	if a.builder.Sandboxes.Name() != "host" {
-		for _, pair := range slices.Backward(box.Env()) {
-			if dirs, ok := strings.CutPrefix(pair, "PATH="); ok && dirs != "" {
-				return strings.Split(dirs, ":")
-			}
+	if a.onHost() {
+		return a.builder.searchPath()
+	}
+	dirs := a.builder.searchPath()
+	for _, pair := range slices.Backward(box.Env()) {
+		if named, ok := strings.CutPrefix(pair, "PATH="); ok && named != "" {
+			dirs = strings.Split(named, ":")
+			break
 		}
 	}
-	return a.builder.searchPath()
+	if box == a.box && len(a.brought) > 0 {
+		dirs = append([]string{insideTools}, dirs...) // an older program of the image comes second
+	}
+	return dirs
 }
 
 // netEnv adds what a command needs to reach the network.
@@ -117,43 +165,6 @@ func (a *attempt) netEnv(box sandbox.Box, env map[string]string) {
 			env[name] = value
 		}
 	}
-}
-
-// findPython looks for the row's interpreter under its usual names.
-func (e *environment) findPython(ctx context.Context) error {
-	a := e.attempt
-	names := []string{"python" + a.Row.Python, "python3", "python"}
-	var found []string
-	env := sortedEnv(a.baseEnv(e.box))
-	for _, name := range names {
-		var f facts
-		if err := a.script(ctx, e.box, name, e.scripts, "facts.py", env, &f, "-", "-"); err != nil {
-			if _, broken := errors.AsType[*sandbox.RuntimeError](err); broken || ctx.Err() != nil {
-				return err // no container was started: nothing is known of the image
-			}
-			continue // not there, or a shim without an interpreter behind it
-		}
-		if f.Python != a.Row.Python {
-			found = append(found, f.Python+" ("+name+")")
-			continue
-		}
-		if !f.Venv {
-			return fault("no-venv", "this Python cannot make virtual environments",
-				"install the venv package of that Python; on Debian and Ubuntu: apt-get install python3-venv", "%s lacks the modules venv and ensurepip", f.Executable)
-		}
-		a.facts, e.python = f, f.Executable
-		return nil
-	}
-	where, fix := "on PATH", "install it, or put it on PATH; `uv python install "+a.Row.Python+"` is one way"
-	if a.Image != "" {
-		where = "in the image " + a.Image
-		fix = "install it with image_setup: in packages.yml, for example\n  image_setup: [apt-get update, apt-get install -y python{python}-venv python{python}-dev]"
-	}
-	detail := fmt.Sprintf("there is no Python %s %s", a.Row.Python, where)
-	if len(found) > 0 {
-		detail += "; there is " + strings.Join(slices.Compact(found), ", ")
-	}
-	return fault("no-python", "the Python of the row is missing", fix, "%s", detail)
 }
 
 // venvPython returns the interpreter of a virtual environment as seen in the box.
@@ -229,7 +240,7 @@ func (e *environment) fill(ctx context.Context, deps []string) ([]record.Install
 // and nothing else.
 func (e *environment) installer(ctx context.Context) error {
 	a, box := e.attempt, e.box
-	key := sha256.Sum256([]byte(a.facts.PythonFull + "\n" + a.facts.Executable + "\n" + box.Image()))
+	key := sha256.Sum256([]byte(a.facts.PythonFull + "\n" + a.facts.Executable + "\n" + box.Image() + "\n" + e.interpreter.SHA256))
 	dir := filepath.Join(a.builder.cacheDir(), "pip-"+hex.EncodeToString(key[:8]))
 	e.pipHome = dir
 	lock, err := fsx.Lock(ctx, dir+".lock")

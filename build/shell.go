@@ -36,6 +36,10 @@ func (a *attempt) keepShell() {
 		Sandbox: a.Sandbox, Image: a.Image, Setup: a.Settings.ImageSetup, Dir: a.source(), Stage: a.stage,
 		Mounts: []sandbox.Mount{{Host: a.work, Inside: insideWork}, {Host: a.builder.cacheDir(), Inside: insideCache}},
 	}
+	spec.Mounts = append(spec.Mounts, a.brought...)
+	if a.managed != nil {
+		spec.Mounts = append(spec.Mounts, sandbox.Mount{Host: a.managed.dir, Inside: insidePython, ReadOnly: true})
+	}
 	env, err := a.buildEnv()
 	if err != nil {
 		return

@@ -81,7 +81,15 @@ func testFiles(ctx context.Context, a *attempt) error {
 
 func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	dir := a.testDir()
-	e := &environment{attempt: a, venv: filepath.Join(dir, "venv"), scripts: filepath.Join(dir, "scripts")}
+	e := &environment{
+		attempt: a, name: "test", image: a.TestImage, setup: a.testSetup(), venv: filepath.Join(dir, "venv"), scripts: filepath.Join(dir, "scripts"),
+		mounts: []sandbox.Mount{
+			{Host: dir, Inside: insideTest},
+			{Host: filepath.Dir(wheelFile), Inside: insideOut, ReadOnly: true},
+			{Host: a.home(), Inside: insideTest + "-home"},
+			{Host: a.temp(), Inside: insideTest + "-tmp"},
+		},
+	}
 	if err := writeScripts(e.scripts); err != nil {
 		return err
 	}
@@ -89,26 +97,21 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	if err := os.MkdirAll(empty, 0o777); err != nil {
 		return err
 	}
-	var err error
-	e.box, err = a.open(ctx, "test", a.TestImage, a.testSetup(), []sandbox.Mount{
-		{Host: dir, Inside: insideTest},
-		{Host: filepath.Dir(wheelFile), Inside: insideOut, ReadOnly: true},
-		{Host: a.home(), Inside: insideTest + "-home"},
-		{Host: a.temp(), Inside: insideTest + "-tmp"},
-	})
-	if err != nil {
+	if err := e.open(ctx); err != nil {
 		return err
 	}
 	a.record.Test.Image, a.record.Test.NetworkOff = e.box.Image(), e.box.NetworkOff()
 	if err := e.findPython(ctx); err != nil {
 		return err
 	}
+	a.record.Test.Interpreter = e.interpreter
 	if a.Settings.Test.Kind == matrix.TestSdist {
 		// That the wheel installs is what matters; its requirements concern its users.
 		if err := e.create(ctx); err != nil {
 			return err
 		}
-		a.record.Test.Installed, err = e.pip(ctx, []string{"--no-deps", "--no-index", e.box.Inside(wheelFile)})
+		got, err := e.pip(ctx, []string{"--no-deps", "--no-index", e.box.Inside(wheelFile)})
+		a.record.Test.Installed = got
 		return err
 	}
 	installed, err := e.fill(ctx, a.Settings.Test.Requires)
@@ -188,7 +191,8 @@ func (a *attempt) compareSdist(ctx context.Context, wheelFile string) error {
 	return nil
 }
 
-// testSetup completes the test image as the build image only if it is the same one.
+// testSetup completes the test image as the build image if it is the same one; see also
+// [environment.setUp].
 func (a *attempt) testSetup() [][]string {
 	if a.TestImage == a.Image {
 		return a.Settings.ImageSetup

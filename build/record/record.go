@@ -38,6 +38,7 @@ type Record struct {
 	OS          string      `json:"os,omitempty"`
 	Libc        string      `json:"libc,omitempty"`
 	Python      string      `json:"python,omitempty"`
+	Interpreter Interpreter `json:"interpreter,omitzero"`
 	Torch       *Torch      `json:"torch,omitempty"`
 	Tools       Tools       `json:"tools"`
 	Jobs        int         `json:"jobs"`
@@ -75,6 +76,15 @@ type Command struct {
 	PeakMemoryBytes int64    `json:"peak_memory_bytes"`
 	ExitCode        int      `json:"exit_code"`
 	Network         bool     `json:"network"`
+}
+
+// Interpreter is the Python that an environment was made with.
+type Interpreter struct {
+	// Source is "image", "machine", or "managed" for one that kiln brought.
+	Source  string `json:"source"`
+	Path    string `json:"path"` // as seen in the environment
+	Version string `json:"version"`
+	SHA256  string `json:"sha256,omitempty"` // of the files of a managed one
 }
 
 // Torch is the torch of the build environment.
@@ -153,9 +163,10 @@ type Test struct {
 	Why    string `json:"why,omitempty"`
 	Image  string `json:"image,omitempty"`
 	// NetworkOff says that the imports really had no network.
-	NetworkOff bool              `json:"network_off"`
-	Seconds    float64           `json:"seconds,omitempty"`
-	Versions   map[string]string `json:"versions,omitempty"`
+	NetworkOff  bool              `json:"network_off"`
+	Interpreter Interpreter       `json:"interpreter,omitzero"`
+	Seconds     float64           `json:"seconds,omitempty"`
+	Versions    map[string]string `json:"versions,omitempty"`
 	// Modules are the compiled modules with the files they were loaded from.
 	Modules   map[string]string `json:"modules,omitempty"`
 	Values    map[string]string `json:"values,omitempty"`

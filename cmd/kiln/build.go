@@ -126,6 +126,12 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 		Password: os.Getenv("KILN_CACHE_PASSWORD"), Token: os.Getenv("KILN_CACHE_TOKEN"),
 	}
 	opts.SlotsDir = os.Getenv("KILN_SLOTS")
+	opts.Pythons = build.FindPythons(os.Environ())
+	if dir := os.Getenv("KILN_CACHE_DIR"); dir != "" {
+		opts.StoreDir = filepath.Join(dir, "store")
+	} else if dir, err := os.UserCacheDir(); err == nil { // else it is the project's
+		opts.StoreDir = filepath.Join(dir, "kiln", "store")
+	}
 	if opts.Compat, err = f.plan.compatTable(); err != nil {
 		return opts, err
 	}

@@ -30,7 +30,20 @@ func resourceEntries() []entry {
 			id: "worker-lost", title: "The worker was lost during the build", modes: []int{8}, class: ClassLost,
 			cause: "The worker stopped reporting: the machine was restarted or preempted, or lost its network. If memory was near its limit, the diagnosis is oom instead.",
 			facts: func(e *Evidence) bool { return e.Lost && !nearLimit(e) },
+			text: []pattern{
+				text("lost communication", `(?P<runner>(?:hosted|self-hosted) runner\b.*) lost communication with the server`),
+				text("shutdown signal", `(?P<shutdown>runner has received a shutdown signal)`),
+				text("Connection to the runner", `Connection to the runner was lost`),
+			},
 			say: func(f *finding) (string, string) {
+				switch {
+				case f.get("runner", "") != "" || len(f.lines) > 0 && f.get("shutdown", "") == "":
+					return "The runner of the CI host stopped answering. On hosted runners that is nearly always a build that took all memory: the runner itself is starved or killed, and no message of the compiler is left.",
+						ways("let the row compile with less: resources: {jobs: 1} in packages.yml, and nvcc_threads: 1", "give the runner swap: the workflow that kiln generates adds it",
+							"or build it on a larger or self-hosted runner (workflow: {runners: …})")
+				case f.get("shutdown", "") != "":
+					return "The CI host ended the runner: the job was canceled, a spot machine was taken back, or the machine was shut down.", "run the job again: rows that are done are not built again"
+				}
 				return "The worker stopped reporting" + peakText(f.e) + ".",
 					"the row is tried again elsewhere and keeps what it had compiled; nothing to do unless it happens again"
 			},
@@ -98,6 +111,11 @@ func resourceEntries() []entry {
 				} else if e.Jobs == 1 {
 					fix = "give the build more memory: it was already compiling one file at a time"
 				}
+				if e.ExitCode == 137 && !e.OOMKilled && len(f.lines) == 0 && !nearLimit(e) {
+					return "The command was killed (exit code 137), and its own memory limit did not do it" + peakText(e) +
+							". Either the machine as a whole ran out of memory, or the container was ended from outside.",
+						ways(fix, "`dmesg | grep -i oom` on the machine says whether the kernel killed it", "on a hosted runner: add swap, or build one row per job")
+				}
 				return detail + ".", ways(fix, "or raise the memory limit of the build", "or build fewer archs: each is compiled on its own")
 			},
 			hides: compilerNoise,
@@ -126,7 +144,10 @@ func resourceEntries() []entry {
 			id: "disk-full", title: "No space left on the disk", modes: []int{10}, class: ClassDisk,
 			cause: "Devel images are about 5 GB, torch with its libraries 6 GB unpacked, objects with many archs up to 70 MB each.",
 			text: []pattern{
+				text("No space left on device", `(?P<runner>.*(?:/home/runner/|/actions-runner/|Runner\.Worker|##\[error\]).*No space left on device.*)`),
+				text("No space left on device", `No space left on device.*(?P<runner>/home/runner/|/actions-runner/)`),
 				text("No space left on device", `(?:(?P<file>[^\s:'"]+): )?.*No space left on device`),
+				text("running out of disk space", `(?P<runner>You are running out of disk space)`),
 				plain("Disk quota exceeded"), plain("There is not enough space on the disk"), plain("no space left on device"),
 			},
 			confirm: func(f *finding) Confidence {
@@ -145,6 +166,10 @@ func resourceEntries() []entry {
 				}
 				if f.e.NeedDiskBytes > 0 {
 					d += "; the row needs " + units.Bytes(f.e.NeedDiskBytes)
+				}
+				if f.get("runner", "") != "" {
+					return d + ". A hosted runner has 14 GB for a job as it comes.", ways("run `kiln workflow free-disk` as the first step: the workflow that kiln generates does",
+						"kiln build --prune removes every image as soon as no further row needs it", "or build fewer rows in one job")
 				}
 				return d + ".", ways("free some space: `du -xh --max-depth=2 . | sort -h | tail` shows what is large", "or put TMPDIR and the work folder on a larger file system",
 					"inside a small tmpfs, such as /tmp of many containers, give it more with --tmpfs or a mount")
@@ -265,6 +290,26 @@ func networkEntries() []entry {
 			hides: []string{"network", "python-error", "access-denied"},
 		},
 		{
+			id: "proxy-changes", title: "A proxy changes what is downloaded", class: ClassFault,
+			cause: "Between this machine and the server is a proxy that opens encrypted connections with a certificate of its own, or answers with a page of its own in place of the file.",
+			text: []pattern{
+				text("ertificate", `(?P<cert>self[- ]signed certificate(?: in certificate chain)?|unable to get local issuer certificate|certificate signed by unknown authority|invalid peer certificate: UnknownIssuer)`),
+				text("<html", `(?i)(?:expected|not a zip|invalid|unexpected|bad).*(?P<page><!doctype html|<html)`), text("<!DOCTYPE", `(?i)(?:expected|not a zip|invalid|unexpected|bad|sha256).*(?P<page><!doctype html)`),
+				text("roxy", `(?P<page>(?i:blocked by .*proxy|proxy authentication required|zscaler|blue ?coat|fortigate|access to this site is blocked).*)`),
+				text("located at", `(?P<page>Wheel '\S+' located at \S+ is invalid)`), text("not a zip file", `(?P<page>BadZipFile: File is not a zip file)`),
+			},
+			stages: []string{StageFetch, StagePrepare, StageTest},
+			say: func(f *finding) (string, string) {
+				if cert := f.get("cert", ""); cert != "" {
+					return "The certificate that arrived is not one that this machine trusts (" + cert + "): a proxy puts its own in place of the server's.",
+						ways("set SSL_CERT_FILE to the certificates of your network, in PEM, before kiln: builds and containers get it", "or ask for the addresses of the index to be left alone by the proxy")
+				}
+				return "What arrived is not the file but something that a proxy or filter put in its place.", ways("ask for the addresses of the index to be left alone by the proxy, or use a mirror inside the network (--index-url)",
+					"credentials of a proxy belong into HTTPS_PROXY", "remove what was kept of it: .kiln/cache/pip")
+			},
+			hides: []string{"network", "no-distribution", "dependency-not-found", "python-error", "access-denied", "damaged-module"},
+		},
+		{
 			id: "hash-mismatch", title: "A downloaded file is not the one that was pinned", modes: []int{35}, class: ClassNetwork,
 			cause: "The download was damaged, or the file of that name was replaced, as happens with nightly builds of torch.",
 			text: []pattern{
@@ -291,7 +336,7 @@ func networkEntries() []entry {
 				if nightly(f.e) {
 					return d + ". This is a nightly build: the file behind its name was replaced.", "pin the new build, and rebuild every row that used the old one"
 				}
-				return d + ".", ways("kiln downloads it again; if the bytes are the same, the file was replaced", "then find out why before you pin the new hash")
+				return d + ".", ways("kiln downloads it again; if the bytes are the same, the file was replaced, or a proxy changes it", "then find out why before you pin the new hash")
 			},
 			hides: []string{"no-distribution", "dependency-not-found", "python-error"},
 		},
@@ -345,19 +390,26 @@ func networkEntries() []entry {
 			cause: "The registry was not reachable, too slow, or limits how often one may pull.",
 			text: []pattern{
 				text("pull", `(?i)(?:error|failed|unable)\b.*\bpull(?:ing)?\b.*image`), text("pinging container registry", `pinging container registry (?P<host>\S+):`),
-				text("toomanyrequests", `toomanyrequests`), text("initializing source", `initializing source (?P<image>\S+):`), text("copying system image", `copying system image from manifest list`),
+				text("toomanyrequests", `(?P<limit>toomanyrequests)`), text("429", `(?:registry|manifest|docker\.io|quay\.io|ghcr\.io|nvcr\.io).*(?P<limit>429 \(?Too Many Requests)`),
+				text("Too Many Requests", `(?i)(?P<limit>too many requests).*(?:registry|manifest|docker\.io|quay\.io|ghcr\.io|nvcr\.io)`),
+				text("registry", `(?:https?://)?(?P<host>registry\S+?)/v2/.*(?P<slow>net/http: (?:TLS handshake timeout|request canceled).*|context deadline exceeded|i/o timeout)`),
+				text("initializing source", `initializing source (?P<image>\S+):`), text("copying system image", `copying system image from manifest list`),
 			},
 			say: func(f *finding) (string, string) {
 				d := "The container image could not be pulled"
 				if image := cmp.Or(f.e.Image, strings.TrimPrefix(f.get("image", ""), "docker://")); image != "" {
 					d = "The image " + image + " could not be pulled"
 				}
-				if slices.ContainsFunc(f.lines, func(l string) bool { return strings.Contains(l, "toomanyrequests") }) {
-					return d + ": the registry limits pulls.", ways("log in to the registry: limits are higher for users", "or use a mirror")
+				if f.get("limit", "") != "" {
+					return d + ": the registry limits pulls.", ways("log in to the registry (podman login, docker login): limits are higher for users",
+						"or use a mirror, or another registry that has the image", "rows that use one image in one job pull it once")
+				}
+				if f.get("slow", "") != "" {
+					return d + ": the registry did not answer in time.", ways("kiln tries three times; if it lasts, the registry's status page says more", "a mirror or an archive of the image (podman load) does without it")
 				}
 				return d + ".", ways("kiln tries three times", "a mirror or an archive of the image (podman load) helps where the network is slow")
 			},
-			hides: []string{"network"},
+			hides: []string{"network", "rate-limit"},
 		},
 		{
 			id: "git-ref", title: "The source has no such branch, tag or commit", class: ClassFault, stages: []string{StageFetch, StagePrepare},
@@ -393,6 +445,28 @@ func networkEntries() []entry {
 				return d + ".", ways("check the address", "credentials belong to the fetch stage only: a .netrc or an index URL with a token there")
 			},
 			hides: []string{"network", "no-distribution", "dependency-not-found", "python-error"},
+		},
+		{
+			id: "rate-limit", title: "A server limits how often it may be asked", modes: []int{11}, class: ClassNetwork,
+			cause: "Package indexes and APIs count requests by address or account; hosted runners share addresses with strangers.",
+			text: []pattern{
+				text("429", `(?:HTTP error|HTTP Error|HTTP/\S+|status(?: code)?:?|ERROR|error:|get \S+:) ?429\b`), text("429", `\b429 (?:Client Error|Too Many Requests)`),
+				text("rate limit", `(?i)API rate limit exceeded|secondary rate limit|exceeded a .*rate limit`), text("Retry-After", `Retry-After: (?P<wait>\d+)`),
+			},
+			confirm: func(f *finding) Confidence {
+				if len(f.lines) == 1 && strings.HasPrefix(f.lines[0], "Retry-After") {
+					return ""
+				}
+				return Likely
+			},
+			say: func(f *finding) (string, string) {
+				d := "The server answered 429: too many requests came from this address or account"
+				if wait := f.get("wait", ""); wait != "" {
+					d += "; it asks to wait " + wait + " seconds"
+				}
+				return d + ".", ways("it is tried again by itself, after a pause", "a login raises the limit: credentials for the index, GITHUB_TOKEN for GitHub", "or a mirror of one's own (--index-url)")
+			},
+			hides: []string{"network", "access-denied", "no-distribution", "dependency-not-found", "python-error"},
 		},
 		{
 			id: "network", title: "The network or a server failed", modes: []int{11}, class: ClassNetwork,

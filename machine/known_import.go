@@ -314,6 +314,12 @@ func sayLibrary(f *finding) (detail, fix string) {
 	if lib == "" {
 		return "A library that " + cmp.Or(f.get("module", ""), "the module") + " needs was not found; Windows does not say which.", ways("import torch first", "see what it needs: dumpbin /dependents FILE", "install the Visual C++ redistributable")
 	}
+	if strings.HasPrefix(lib, "libcuda.so") && f.e.Stage == StageTest {
+		return lib + " was not found. It is the NVIDIA driver, which belongs to machines with a GPU, and the test imports without one: the module is linked to the driver itself.",
+			ways("if it must be: test: {requires_gpu: true} in packages.yml; the test then runs only where a GPU is",
+				"better: do not link with -lcuda; ask the runtime for driver functions (cudaGetDriverEntryPoint), so that an import works everywhere",
+				"the library in lib64/stubs is for linking only: it must not be on the loader's path")
+	}
 	for _, h := range libraryHomes {
 		if strings.HasPrefix(lib, h.prefix) {
 			return fmt.Sprintf("%s was not found. It belongs to %s.", lib, h.what), h.fix

@@ -293,10 +293,12 @@ func (b *Builder) Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row)
 	if b.Cluster != nil {
 		cpu, memory = 0, 0
 	}
+	prune := b.newPruning(recipes)
 	report, err := engine.Run(ctx, jobs, engine.Options{
 		Dir: b.StateDir, Runner: runner, CPU: cpu, MemoryBytes: memory, Jobs: b.Jobs, FailFast: b.FailFast,
-		OnEvent: b.OnEvent, Log: b.Log, CleanDisk: b.cleanDisk, Reuse: b.stillThere,
+		OnEvent: prune.follow(ctx, b.OnEvent), Log: b.Log, CleanDisk: b.cleanDisk, Reuse: b.stillThere,
 	})
+	prune.wait()
 	err = errors.Join(err, b.share.Close())
 	b.share = nil
 	if report == nil {

@@ -77,8 +77,9 @@ type Containers struct {
 	locks keyedLocks
 
 	mu      sync.Mutex
-	noInit  bool          // the runtime has no init program
-	group   *controlGroup // of the container groupID, for finding those of others
+	pulled  map[string]bool // images by name that were not here before
+	noInit  bool            // the runtime has no init program
+	group   *controlGroup   // of the container groupID, for finding those of others
 	groupID string
 }
 

@@ -99,7 +99,44 @@ func (c *Containers) image(ctx context.Context, name string, log io.Writer) (ima
 	if err := c.pull(ctx, name, log); err != nil {
 		return image{}, err
 	}
+	c.mu.Lock()
+	if c.pulled == nil {
+		c.pulled = map[string]bool{}
+	}
+	c.pulled[name] = true
+	c.mu.Unlock()
 	return c.inspectImage(ctx, name)
+}
+
+// Prune implements [Pruner].
+func (c *Containers) Prune(ctx context.Context, name string) (removed []string, err error) {
+	base, err := c.inspectImage(ctx, name)
+	if errors.Is(err, ErrNoImage) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	text, err := c.call(ctx, "list images", nil, "images", "--no-trunc", "--filter", "label="+labelBase+"="+base.ID, "--format", "{{.Repository}}:{{.Tag}}")
+	if err != nil {
+		return nil, err
+	}
+	names := strings.Fields(text)
+	c.mu.Lock()
+	if c.pulled[name] {
+		names = append(names, name)
+		delete(c.pulled, name)
+	}
+	c.mu.Unlock()
+	for _, image := range names {
+		// Without force: a container that uses it keeps it.
+		if _, bad := c.call(ctx, "remove image "+image, nil, "image", "rm", image); bad != nil {
+			err = errors.Join(err, bad)
+			continue
+		}
+		removed = append(removed, image)
+	}
+	return removed, err
 }
 
 // pull tries again what the network may have broken.

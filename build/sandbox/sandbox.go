@@ -25,6 +25,13 @@ type Maker interface {
 	Sweep(ctx context.Context, owner string) (int, error)
 }
 
+// Pruner is a [Maker] that keeps images.
+type Pruner interface {
+	// Prune removes an image that this maker pulled, and what Spec.Setup made of it, and returns
+	// their names. An image that was there before stays, and so does one that a container uses.
+	Prune(ctx context.Context, image string) (removed []string, err error)
+}
+
 // Spec says what an environment looks like.
 type Spec struct {
 	// Name is unique among the environments that are open, and readable.

@@ -33,6 +33,7 @@ type buildFlags struct {
 	runner, memory, dist, state string
 	jobs, cpus                  int
 	rebuild, failFast, keepWork bool
+	prune                       bool
 
 	noShare     bool
 	verifyShare int
@@ -58,6 +59,7 @@ func (f *buildFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.state, "state", "", "the `folder` for journal, logs and caches (default: .kiln beside packages.yml)")
 	flags.BoolVar(&f.failFast, "fail-fast", false, "stop at the first row that fails")
 	flags.BoolVar(&f.keepWork, "keep-work", false, "keep the work folders of rows that succeed, too")
+	flags.BoolVar(&f.prune, "prune", hostedRunner(), "remove an image that kiln pulled or prepared when no further row needs it (default: on hosted CI runners)")
 	flags.BoolVar(&f.noShare, "no-share", false, "compile everything from scratch, without the compile cache")
 	flags.IntVar(&f.verifyShare, "verify-share", 0, "compile `N` objects of each row that came from the cache again, and compare")
 	flags.StringVar(&f.cacheRemote, "cache-remote", "", "`address` of a compile cache shared with other machines, http, https or redis (default $KILN_CACHE_REMOTE, then cache.remote of packages.yml)")
@@ -79,6 +81,11 @@ func (f *buildFlags) register(cmd *cobra.Command) {
 	}
 }
 
+// hostedRunner reports whether this is a machine of a CI host, which nobody uses afterwards.
+func hostedRunner() bool {
+	return os.Getenv("GITHUB_ACTIONS") == "true" && os.Getenv("RUNNER_ENVIRONMENT") == "github-hosted"
+}
+
 // folder is that of packages.yml.
 func (f *buildFlags) folder() string {
 	if f.plan.file == "-" {
@@ -97,7 +104,7 @@ func (f *buildFlags) stateDir() string {
 // options fills the options of package build from flags and environment.
 func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, error) {
 	opts := build.Options{
-		Dir: f.folder(), StateDir: f.stateDir(), DistDir: f.dist, Jobs: f.jobs, CPU: f.cpus, Rebuild: f.rebuild, FailFast: f.failFast, KeepWork: f.keepWork,
+		Dir: f.folder(), StateDir: f.stateDir(), DistDir: f.dist, Jobs: f.jobs, CPU: f.cpus, Rebuild: f.rebuild, FailFast: f.failFast, KeepWork: f.keepWork, Prune: f.prune,
 		Recipe: build.RecipeOptions{TorchIndex: f.torchIndex, DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: a.host().HasGPU(), Log: a.log,
 	}
 	var err error

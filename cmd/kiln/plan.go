@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
@@ -73,6 +75,7 @@ type planned struct {
 	// config is what the plan was made from, nil if it could not be read.
 	config *matrix.File
 	file   string
+	table  *compat.Table
 	// sources are the texts that diagnostics point into.
 	sources map[string][]byte
 }
@@ -103,9 +106,10 @@ func (f *planFlags) load(stdin io.Reader) (*planned, error) {
 	for name, values := range map[string][]string{"--python": opts.Python, "--cuda": opts.CUDA, "--package": opts.Packages} {
 		out.sources[name] = []byte(strings.Join(values, ","))
 	}
-	if opts.Compat, err = f.compatTable(); err != nil {
+	if out.table, err = f.compatTable(); err != nil {
 		return nil, err
 	}
+	opts.Compat = out.table
 	if opts.History, err = f.readHistory(); err != nil {
 		return nil, err
 	}
@@ -300,7 +304,7 @@ func (a *app) printPlan(p *planned) error {
 			r := &plan.Rows[i]
 			if archs[r.Arch] == "" {
 				archs[r.Arch] = archLetter(len(legend))
-				legend = append(legend, archs[r.Arch]+": "+r.Arch)
+				legend = append(legend, "arch "+archs[r.Arch]+": "+r.Arch)
 			}
 			toolkit, version := r.Toolkit()
 			files := r.Files()
@@ -312,11 +316,12 @@ func (a *app) printPlan(p *planned) error {
 		if err := table.Write(w, a.out); err != nil {
 			return err
 		}
+		legend = append(imageLegend(p), legend...)
 		if len(legend) > 0 {
 			fmt.Fprintln(w)
 		}
 		for _, line := range legend {
-			fmt.Fprintln(w, "arch "+line)
+			fmt.Fprintln(w, line)
 		}
 	}
 	fmt.Fprintln(w)
@@ -357,6 +362,38 @@ func (a *app) printPlan(p *planned) error {
 	}
 	_, err := a.stdout.Write(w.Bytes())
 	return err
+}
+
+// imageLegend says on which systems the wheels from the images of a plan run.
+func imageLegend(p *planned) []string {
+	images := map[string][]string{} // by glibc
+	for i := range p.plan.Rows {
+		r := &p.plan.Rows[i]
+		settings, _ := p.plan.Settings(r.ID)
+		image := settings.Image
+		if image == "" && r.CUDA != "" && strings.Contains(r.Platform, "linux") {
+			image = strings.ReplaceAll(build.DefaultImage, "{version}", r.CUDA)
+		}
+		if image == "" || r.Kind != matrix.KindWheel {
+			continue
+		}
+		if glibc := p.table.ImageGLIBC(image); !slices.Contains(images[glibc], image) {
+			images[glibc] = append(images[glibc], image)
+		}
+	}
+	var lines []string
+	for _, glibc := range slices.Sorted(maps.Keys(images)) {
+		tag := "which decides the manylinux tag, is not in the name"
+		if glibc != "" {
+			tag = glibc + ": its wheels are manylinux_" + strings.ReplaceAll(glibc, ".", "_") + " at the newest"
+		}
+		list := images[glibc]
+		if more := len(list) - 3; more > 0 {
+			list = append(slices.Clone(list[:3]), fmt.Sprintf("and %d more", more))
+		}
+		lines = append(lines, "image "+strings.Join(list, ", ")+": glibc "+tag)
+	}
+	return lines
 }
 
 // archLetter names the n-th architecture list: a, b, … z, aa, ab, …

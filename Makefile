@@ -173,6 +173,13 @@ e2e-build: export KILN_E2E := build
 e2e-build: deps e2e-images
 	$(GO) test ./build ./dev/e2e -run '$(or $(RUN),^TestE2E|^TestKill)' -v -count=1 -timeout 3h
 
+## e2e-stock: rows in look-alikes of stock images, with Pythons that the images lack and kiln brings (RUN=TestE2EStock/ubuntu to limit)
+.PHONY: e2e-stock
+e2e-stock: export KILN_E2E := stock
+e2e-stock: deps
+	@dev/e2e/stock-images.sh
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EStock$$)' -v -count=1 -timeout 3h
+
 ## e2e-share: compile once for several Pythons, in containers; a remote cache; kills (RUN=TestX to limit)
 .PHONY: e2e-share
 e2e-share: export KILN_E2E := share

@@ -601,3 +601,31 @@ func FuzzControlGroup(f *testing.F) {
 		}
 	})
 }
+
+// TestPrune: what was pulled goes, with what was made of it; what was here before stays.
+func TestPrune(t *testing.T) {
+	c, calls := brokenRuntime(t, `
+case "$1 $2" in
+"image inspect")
+  if [ "$3" = here ] || [ -e "$0.pulled" ]; then echo '[{"Id":"sha256:11","Config":{}}]'; else echo "Error: $3: image not known" >&2; exit 125; fi ;;
+"pull there") touch "$0.pulled" ;;
+"images --no-trunc") echo localhost/kiln-setup:22 ;;
+esac`)
+	for _, name := range []string{"here", "there"} {
+		if _, err := c.Open(t.Context(), Spec{Name: "b", Owner: "o", Image: name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string][]string{"here": {"localhost/kiln-setup:22"}, "there": {"localhost/kiln-setup:22", "there"}} {
+		removed, err := c.Prune(t.Context(), name)
+		if err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(want, removed); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	if !slices.Contains(calls(), "image rm there") || slices.Contains(calls(), "image rm here") {
+		t.Errorf("calls: %q", calls())
+	}
+}

@@ -188,8 +188,10 @@ func TestFacts(t *testing.T) {
 		{"exit 137 near the limit", machine.Evidence{Stage: "compile", ExitCode: 137, MemoryLimitBytes: 6 * gib, PeakMemoryBytes: 59 * gib / 10}, []string{"oom"}, machine.ClassMemory, machine.Certain, ""},
 		{"SIGKILL far from the limit", machine.Evidence{Stage: "compile", ExitCode: -1, Signal: "SIGKILL", MemoryLimitBytes: 60 * gib, PeakMemoryBytes: 1 * gib}, []string{"oom"}, machine.ClassMemory, machine.Possible, ""},
 		{
-			"exit 137 without an event", machine.Evidence{Stage: "compile", ExitCode: 137, Jobs: 4, MemoryLimitBytes: 14 * gib, PeakMemoryBytes: 9 * gib},
-			[]string{"oom"}, machine.ClassMemory, machine.Possible, "its own memory limit did not do it",
+			"exit 137 without an event",
+			machine.Evidence{Stage: "compile", ExitCode: 137, Jobs: 4, MemoryLimitBytes: 14 * gib, PeakMemoryBytes: 9 * gib},
+			[]string{"oom"},
+			machine.ClassMemory, machine.Possible, "its own memory limit did not do it",
 		},
 		{"time limit", machine.Evidence{Stage: "compile", ExitCode: -1, Signal: "SIGKILL", TimedOut: true, WallLimit: 2 * time.Hour}, []string{"time-limit"}, machine.ClassTime, machine.Certain, "2h0m0s"},
 		{"time limit, Killed in the log", machine.Evidence{Stage: "compile", ExitCode: -1, Signal: "SIGKILL", TimedOut: true, LogLines: []string{"Killed"}}, []string{"time-limit"}, machine.ClassTime, "", ""},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -91,7 +92,8 @@ func TestStockImage(t *testing.T) {
 		kilntest.Lacking(t, "uv", "KILN_UV is not set")
 	}
 	boxes := podmanBoxes(t)
-	const noPython = `rm -rf /usr/bin/python3 /usr/bin/python3.11 /usr/lib/python3 /usr/lib/python3.11 /usr/bin/ninja`
+	const hide, show = "mv /usr/bin/python3.11 /usr/bin/hidden && rm /usr/bin/python3 /usr/bin/ninja", "if [ -e /usr/bin/hidden ]; then mv /usr/bin/hidden /usr/bin/python3.11; fi"
+	bare := bareImage(t, boxes, hide)
 	p := newProject(t, map[string]string{
 		"packages.yml": fmt.Sprintf(`
 x-shared: &shared
@@ -101,12 +103,13 @@ x-shared: &shared
   extra_deps: [build, setuptools]
   test_import: _tiny
   image: %[1]s
-  image_setup: [%[2]q]
+  image_setup: ["sh -c '%[2]s'"]
   matrix: [{os: debian-12, python: "3.11"}]
 packages:
   tiny: {<<: *shared}
   forced: {<<: *shared, python: {source: image}}
-`, stockImage, noPython),
+  completed: {<<: *shared, python: {source: image}, image_setup: ["sh -c '%[3]s'"], test: {image: %[4]q}, env: {KILN_NAME: completed}}
+`, stockImage, hide, show, bare),
 		"src/setup.py": `from setuptools import Extension, setup
 import os
 setup(name=os.environ.get("KILN_NAME", "tiny"), version="1.0", ext_modules=[Extension("_tiny", ["native.c"])])
@@ -116,7 +119,7 @@ setup(name=os.environ.get("KILN_NAME", "tiny"), version="1.0", ext_modules=[Exte
 	p.opts.Sandboxes, p.opts.Path = boxes, filepath.Dir(uv)
 	p.opts.Network.PythonDownloads = pythonMirror(t, boxes)
 	plan := p.plan()
-	result, err := build.Run(t.Context(), plan, plan.Rows[:2], p.opts)
+	result, err := build.Run(t.Context(), plan, plan.Rows, p.opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,4 +151,35 @@ setup(name=os.environ.get("KILN_NAME", "tiny"), version="1.0", ext_modules=[Exte
 			t.Errorf("the message does not name %s:\n%s", want, failure.Diagnosis.Detail)
 		}
 	}
+
+	completed := result.Rows[2]
+	if completed.Status != engine.StatusDone || completed.Record.Test.Result != "passed" || completed.Record.Test.Interpreter.Source != "image" {
+		t.Fatalf("%s: %v\n%s", completed.Status, completed.Err, p.log(completed))
+	}
+}
+
+// bareImage returns the name of the image that a command makes of the stock image.
+func bareImage(t *testing.T, boxes *sandbox.Containers, command string) string {
+	t.Helper()
+	open := func(spec sandbox.Spec) sandbox.Box {
+		spec.Name, spec.Owner = "bare", "build bare"
+		box, err := boxes.Open(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return box
+	}
+	open(sandbox.Spec{Image: stockImage, Setup: [][]string{{"sh", "-c", command}}})
+	out, err := exec.CommandContext(t.Context(), "podman", "images", "--filter", "label=kiln.setup", "--format", "{{.Repository}}:{{.Tag}}").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range strings.Fields(string(out)) {
+		look := sandbox.Command{Argv: []string{"sh", "-c", "[ -e /usr/bin/hidden ] && [ ! -e /usr/bin/python3.11 ]"}, Env: []string{"PATH=/usr/bin:/bin"}}
+		if _, err := open(sandbox.Spec{Image: name}).Run(t.Context(), look); err == nil {
+			return name
+		}
+	}
+	t.Fatalf("none of %q is the image without Python", out)
+	return ""
 }

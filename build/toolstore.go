@@ -180,7 +180,7 @@ func (s *toolStore) uv(ctx context.Context) (string, error) {
 type interpreter struct {
 	Folder  string `json:"folder"`  // its name in the store
 	Version string `json:"version"` // such as 3.13.5
-	SHA256  string `json:"sha256"`  // of all its files
+	SHA256  string `json:"sha256"`  // of all its files but compiled ones
 	// GLIBC is the oldest version that it runs with, "" for musl.
 	GLIBC string `json:"glibc,omitempty"`
 
@@ -267,7 +267,8 @@ func readInterpreter(known string) *interpreter {
 func (s *toolStore) install(ctx context.Context, uv, request, dir string, log io.Writer) error {
 	env := map[string]string{
 		"PATH": "/usr/bin:/bin", "HOME": dir, "LC_ALL": "C.UTF-8", "UV_NO_CONFIG": "1", "UV_NO_PROGRESS": "1",
-		"UV_CACHE_DIR": filepath.Join(dir, ".cache"), "UV_PYTHON_INSTALL_DIR": dir, "UV_PYTHON_INSTALL_BIN": "0", "UV_PYTHON_BIN_DIR": filepath.Join(dir, ".bin"),
+		// The folder is mounted read-only: what is not compiled now is compiled at every start.
+		"UV_COMPILE_BYTECODE": "1", "UV_CACHE_DIR": filepath.Join(dir, ".cache"), "UV_PYTHON_INSTALL_DIR": dir, "UV_PYTHON_INSTALL_BIN": "0", "UV_PYTHON_BIN_DIR": filepath.Join(dir, ".bin"),
 	}
 	if s.network.PythonMirror != "" {
 		env["UV_PYTHON_INSTALL_MIRROR"] = s.network.PythonMirror
@@ -284,10 +285,19 @@ func (s *toolStore) install(ctx context.Context, uv, request, dir string, log io
 		}
 	}
 	argv := []string{uv, "python", "install", request}
-	fmt.Fprintf(log, "$ %s\n", quoteCommand(argv))
 	var said bytes.Buffer
-	cmd := run.Cmd{Argv: argv, Dir: dir, Env: sortedEnv(env), Stdout: io.MultiWriter(log, &said)}
-	_, err := cmd.Run(ctx)
+	try := func() error {
+		fmt.Fprintf(log, "$ %s\n", quoteCommand(argv))
+		said.Reset()
+		cmd := run.Cmd{Argv: argv, Dir: dir, Env: sortedEnv(env), Stdout: io.MultiWriter(log, &said)}
+		_, err := cmd.Run(ctx)
+		return err
+	}
+	err := try()
+	if err != nil && strings.Contains(said.String(), "ytecode") {
+		delete(env, "UV_COMPILE_BYTECODE") // this machine cannot run it, as one for musl
+		err = try()
+	}
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -342,6 +352,9 @@ func examine(dir, version string) (*interpreter, error) {
 			to, err := os.Readlink(name)
 			fmt.Fprintf(hash, "%q -> %q\n", rel, to)
 			return err
+		}
+		if strings.HasSuffix(rel, ".pyc") {
+			return nil // it follows from the others, and has their times in it
 		}
 		sum, _, err := fsx.SHA256(name)
 		if err != nil {

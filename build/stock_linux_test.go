@@ -174,7 +174,7 @@ func bareImage(t *testing.T, boxes *sandbox.Containers, command string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range strings.Fields(string(out)) {
+	for name := range strings.FieldsSeq(string(out)) {
 		look := sandbox.Command{Argv: []string{"sh", "-c", "[ -e /usr/bin/hidden ] && [ ! -e /usr/bin/python3.11 ]"}, Env: []string{"PATH=/usr/bin:/bin"}}
 		if _, err := open(sandbox.Spec{Image: name}).Run(t.Context(), look); err == nil {
 			return name

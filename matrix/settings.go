@@ -20,7 +20,7 @@ import (
 type Settings struct {
 	Source         SourceSettings      `json:"source"`
 	Image          string              `json:"image,omitempty"`
-	ImageSetup     [][]string          `json:"image_setup,omitempty"` // one argv each
+	ImageSetup     [][]string          `json:"image_setup,omitempty"`   // one argv each
 	PythonSource   string              `json:"python_source,omitempty"` // image, managed, or the first that there is
 	TorchSource    TorchSettings       `json:"torch_source"`
 	Env            map[string]string   `json:"env"`

@@ -139,6 +139,7 @@ func (PythonSource) choices() []string { return []string{"image", "managed"} }
 func (AuditSeverity) choices() []string {
 	return []string{"off", "note", "warning", "error"}
 }
+
 func (TestKind) choices() []string {
 	return []string{"import", "install", "sdist", "none"}
 }

@@ -212,8 +212,10 @@ func (f *stockFamily) install(t *testing.T, store, dir string, r *record.Record)
 		t.Fatalf("the store has %q for Python %s, want one", homes, version)
 	}
 	box, err := containers(t).Open(t.Context(), sandbox.Spec{Name: "elsewhere", Owner: "stock", Image: f.other, Mounts: []sandbox.Mount{
-		{Host: filepath.Join(dir, "dist"), Inside: "/dist", ReadOnly: true}, {Host: homes[0], Inside: "/python", ReadOnly: true},
-		{Host: filepath.Join(stockCache(t), "torch"), Inside: "/torch", ReadOnly: true}, {Host: t.TempDir(), Inside: "/venv"},
+		{Host: filepath.Join(dir, "dist"), Inside: "/dist", ReadOnly: true},
+		{Host: homes[0], Inside: "/python", ReadOnly: true},
+		{Host: filepath.Join(stockCache(t), "torch"), Inside: "/torch", ReadOnly: true},
+		{Host: t.TempDir(), Inside: "/venv"},
 	}})
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,9 @@
 // [Inspect] says what is in a compiled model, by kiln or by another program; [Verify] checks one
 // against its manifest, the rules of the format and the source model.
 //
+// Two functions take any model in safetensors files, quantized or not: [PlanReshard] plans shards of
+// another size, which [Write] writes as it does a compile, and [Diff] says what differs between two.
+//
 // Two modes decide about the output. [Compat] gives the files of the original step byte for byte,
 // with its defects:
 //
@@ -25,6 +28,9 @@
 //
 // [Default] packs in order, adds a correct index and a manifest with digests, and leaves stale and
 // foreign files behind.
+//
+// A job without an output folder gets the shards of Compat in its working directory, and nothing
+// else.
 //
 // The package quantizes nothing and does no arithmetic on quantized weights: their bytes are
 // copied. Float tensors become half precision the way the original does it, detours through other

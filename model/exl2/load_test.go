@@ -11,8 +11,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/model/safetensors"
@@ -28,7 +31,7 @@ import (
 type exllamav2 struct{ *kilntest.Peer }
 
 type loadAnswer struct {
-	Status  string `json:"status"` // ok, error
+	Status  string `json:"status"` // ok, error, fatal
 	Message string `json:"message"`
 	Layers  int    `json:"layers"`
 	Floats  int    `json:"floats"`
@@ -294,6 +297,173 @@ func TestE2ELoad(t *testing.T) {
 				t.Errorf("compared with the original step: %s", a.Message)
 			}
 		})
+	}
+}
+
+// shardSizes are the limits, in MiB, at which kiln is compared with exllamav2's own step: the
+// converter's default, none, and such that shards end inside of modules and of vision parts, or that
+// no tensor fits.
+var shardSizes = []float64{8192, 1073741824, 1, 0.5, 0.25, 0.125, 0.0625, 0.046875, 0.03125, 0.015625, 0.0078125, 0.00390625}
+
+// TestE2EOriginal compiles models of every architecture at twelve shard sizes with exllamav2's own
+// step and with kiln, into a folder and into the working folder. Headers list tensors in any order,
+// and vision parts have tensors of all types.
+func TestE2EOriginal(t *testing.T) {
+	needE2E(t)
+	loader := startExllamav2(t)
+	kiln := buildKiln(t)
+	same, fatal := 0, 0
+	for i, c := range loadCases() {
+		t.Run(c.name, func(t *testing.T) {
+			set := maps.Clone(loaderFields)
+			maps.Copy(set, c.set)
+			fx := &fixture{Seed: 7_300 + uint64(i), Arch: c.arch, Set: set, Limit: 0.05, Tower: true}
+			dir := t.TempDir()
+			fx.make(t, dir)
+			c.addVision(t, fx)
+			for _, size := range shardSizes {
+				for _, weights := range []bool{false, true} {
+					original, mine := filepath.Join(dir, "original"), filepath.Join(dir, "mine")
+					args := []string{
+						"model", "compile", "--model", fx.model, "--shard-size", strconv.FormatInt(int64(size*(1<<20)), 10) + "B", "--job",
+					}
+					if weights { // working folders of their own, with the same layers
+						for _, work := range []string{original, mine} {
+							if err := os.CopyFS(work, os.DirFS(fx.work)); err != nil {
+								t.Fatal(err)
+							}
+							(&fixture{work: work}).setJob(t, "compile_full", nil)
+						}
+						args = append(args, mine)
+					} else {
+						args = append(args, fx.work, "--compat", "--out", mine)
+					}
+					text, err := exec.CommandContext(t.Context(), kiln, args...).CombinedOutput()
+					request := map[string]any{"op": "original", "work": fx.work, "out": original, "shard_size": size, "weights": weights, "folder": mine}
+					if err != nil {
+						request["folder"] = nil
+					}
+					a := loader.ask(t, request)
+					switch {
+					case a.Status == "fatal" && err != nil && strings.Contains(string(text), "do not fit into a shard"):
+						fatal++
+					case a.Status == "ok" && err == nil:
+						same++
+					default:
+						t.Errorf("%v MiB, weights alone %v: the original: %s %s\nkiln: %v\n%s", size, weights, a.Status, a.Message, err, text)
+					}
+					for _, folder := range []string{original, mine} {
+						if err := os.RemoveAll(folder); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+		})
+	}
+	t.Logf("%d folders the same, %d refused by both", same, fatal)
+	if same < 400 && !t.Failed() {
+		t.Errorf("only %d folders were compared", same)
+	}
+}
+
+// TestE2EConvert runs the converter of exllamav2 from its start to its end, see
+// convert_exllamav2.py, once with its own compile step and once with kiln.exl2 in its place. A run
+// takes half a minute, so that a few architectures must do.
+func TestE2EConvert(t *testing.T) {
+	needE2E(t)
+	kiln := buildKiln(t)
+	for i, c := range loadCases() {
+		if !slices.Contains([]string{"LlamaForCausalLM", "MixtralForCausalLM", "Qwen2VLForConditionalGeneration"}, c.name) {
+			continue
+		}
+		t.Run(c.name, func(t *testing.T) {
+			set := maps.Clone(loaderFields)
+			maps.Copy(set, c.set)
+			fx := &fixture{Seed: 7_400 + uint64(i), Arch: c.arch, Set: set, Limit: 8192, Plain: true}
+			run := convertRun{dir: t.TempDir(), kiln: kiln, fx: fx, full: true}
+			fx.make(t, run.dir)
+			c.addVision(t, fx)
+			run.compare(t)
+			if c.name == "LlamaForCausalLM" {
+				run.full = false
+				run.compare(t)
+			}
+		})
+	}
+}
+
+// convertRun converts a fixture with both steps.
+type convertRun struct {
+	dir, kiln string
+	fx        *fixture
+	full      bool // a model folder, not only the weights
+}
+
+func (r *convertRun) folders(step string) (work, out string) {
+	name := fmt.Sprintf("%s-%v-", step, r.full)
+	return filepath.Join(r.dir, name+"work"), filepath.Join(r.dir, name+"out")
+}
+
+func (r *convertRun) convert(t *testing.T, step, kiln string) (string, error) {
+	t.Helper()
+	work, out := r.folders(step)
+	args := []string{
+		filepath.Join("internal", "reference", "convert_exllamav2.py"), step, filepath.Join(r.fx.work, "out_tensor"),
+		"-i", r.fx.model, "-o", work, "-b", "4.0", "-ss", "0.0625", "-l", "128", "-ml", "128", "-so",
+	}
+	if r.full {
+		args = append(args, "-cf", out)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Getenv("KILN_EXLLAMAV2_PYTHON"), args...)
+	cmd.Env = append(os.Environ(), "KILN="+kiln, "PYTHONPATH="+filepath.Join("..", "..", "python"), "PYTHONDONTWRITEBYTECODE=1")
+	text, err := cmd.CombinedOutput()
+	return string(text), err
+}
+
+func (r *convertRun) compare(t *testing.T) {
+	t.Helper()
+	if text, err := r.convert(t, "original", "/bin/false"); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	workA, outA := r.folders("original")
+	workB, outB := r.folders("kiln")
+	progress := func(want string) {
+		t.Helper()
+		job, err := os.ReadFile(filepath.Join(workB, JobFile))
+		if err != nil || !strings.Contains(string(job), `"progress": "`+want+`"`) {
+			t.Errorf("progress is not %s: %v\n%s", want, err, job)
+		}
+	}
+	// A step that fails leaves the job at it; started again, the converter goes on there.
+	if text, err := r.convert(t, "kiln", "/bin/false"); err == nil || !strings.Contains(text, "CompileError") {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	progress("compile")
+	text, err := r.convert(t, "kiln", r.kiln)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	progress("finished")
+	for _, want := range []string{"Resuming job", `[STATUS]{"stage": "Compiling", "completion": 1.0}[/STATUS]`, "Compiled by kiln", "-- Finished"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if r.full {
+		if diff := cmp.Diff(hashDir(t, outA), hashDir(t, outB)); diff != "" {
+			t.Errorf("model folders (-original +kiln):\n%s", diff)
+		}
+		return
+	}
+	weights := func(dir string) map[string]string {
+		files := hashDir(t, dir)
+		maps.DeleteFunc(files, func(name, _ string) bool { return !strings.HasPrefix(name, "output") })
+		return files
+	}
+	a, b := weights(workA), weights(workB)
+	if diff := cmp.Diff(a, b); diff != "" || len(a) == 0 {
+		t.Errorf("%d shards in the working folder (-original +kiln):\n%s", len(a), diff)
 	}
 }
 

@@ -7,9 +7,11 @@
 Requests: {"op": "load", "folder": DIR, "work": DIR, "model": DIR}
               Loads the compiled folder with exllamav2's own Python code and compares everything that arrives in its
               modules with the job and the source model.
-          {"op": "original", "folder": DIR, "work": DIR, "out": DIR}
-              Runs exllamav2's own compile step on the job into DIR out and compares folder with it, file by file.
-Answers:  {"status": "ok", "layers": N, "floats": N, "extras": N, "files": N} or {"status": "error", "message": TEXT}
+          {"op": "original", "folder": DIR, "work": DIR, "out": DIR, "shard_size": MIB}
+              Runs exllamav2's own compile step on the job into DIR out and compares folder with it, file by file. With
+              "weights": true the job has no folder of its own and DIR out, a working folder, gets the weights.
+Answers:  {"status": "ok", "layers": N, "floats": N, "extras": N, "files": N} or {"status": "error", "message": TEXT};
+          {"status": "fatal"} where the original finds no place for a tensor and ends the process
 
 In serve mode the compiled extension is replaced by stand-ins that check and record what they are given, and all tensors
 stay in main memory. Nothing else of exllamav2 is replaced: reading the configuration, the map of tensors, the modules
@@ -41,6 +43,10 @@ QUANT = ("q_weight", "q_invperm", "q_scale", "q_scale_max", "q_groups")
 
 class Wrong(Exception):
     """Something that was loaded is not what it should be."""
+
+
+class Fatal(Exception):
+    """The original has ended the process."""
 
 
 def check(good, *what):
@@ -490,12 +496,15 @@ def original(extension, request):
     extension.forget()
     job = json.load(open(os.path.join(request["work"], "job_new.json"), encoding="utf-8"))
     job["out_dir"], job["compile_full"] = request["work"], request["out"]
+    if request.get("weights"):
+        job["out_dir"], job["compile_full"] = request["out"], None
+    job["shard_size"] = request.get("shard_size", job["shard_size"])
     model = open_model(job["in_dir"])
     model.load(lazy=True)
     leave = os._exit
 
     def refuse(code):
-        raise Wrong(f"the original ends with status {code}")
+        raise Fatal(f"the original ends with status {code}")
 
     os._exit = refuse
     try:
@@ -503,7 +512,9 @@ def original(extension, request):
     finally:
         os._exit = leave
 
-    names = [sorted(os.listdir(d)) for d in (request["out"], request["folder"])]
+    if request["folder"] is None:
+        raise Wrong("the original compiles this job")
+    names = [sorted(n for n in os.listdir(d) if os.path.isfile(os.path.join(d, n))) for d in (request["out"], request["folder"])]
     check(names[0] == names[1], "files:", *names)
     for name in names[0]:
         a, b = (os.path.join(d, name) for d in (request["out"], request["folder"]))
@@ -525,6 +536,8 @@ def serve():
         request = json.loads(line)
         try:
             answer = {"status": "ok", **{"load": load, "original": original}[request["op"]](extension, request)}
+        except Fatal as e:
+            answer = {"status": "fatal", "message": str(e)}
         except Exception as e:
             answer = {"status": "error", "message": f"{type(e).__name__}: {e}\n{traceback.format_exc()}"}
         print(json.dumps(answer), file=answers, flush=True)

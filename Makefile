@@ -255,7 +255,7 @@ e2e-workflow: export KILN_E2E := workflow
 e2e-workflow: deps build $(CACHE)/tools/act
 	$(GO) test ./workflow -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
 
-## e2e-model: compare compiled models with the reference and load them with exllamav2 itself (RUN=TestX to limit)
+## e2e-model: compare compiled models with the reference and with exllamav2's own, load them with it, run its converter (RUN=TestX to limit)
 .PHONY: e2e-model
 e2e-model: export KILN_E2E := model
 e2e-model: export KILN_EXLLAMAV2_PYTHON ?= $(CURDIR)/$(CACHE)/venv-exllamav2/bin/python
@@ -340,7 +340,7 @@ bench-publish: $(CACHE)/tools/versitygw $(CACHE)/tools/mc
 	@set -o pipefail; $(GO) run ./dev/bench/publish -server $(CACHE)/tools/versitygw -mc $(CACHE)/tools/mc -dir $(CACHE)/bench $(if $(FILES),-files $(FILES)) $(if $(LARGE),-large $(LARGE)) \
 	  | tee $(CACHE)/bench/publish.txt
 
-## bench-model: compiling a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
+## bench-model: compiling and resharding a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
 SIZE ?= 6GB
 RUNS ?= 3
 .PHONY: bench-model

@@ -18,13 +18,9 @@ const (
 	maxNotes = 64 << 10
 )
 
-// ReadCubin describes a bare cubin: an ELF file of machine code, as nvcc -cubin writes it
-// and as a SASS entry holds it. The suffix comes from the file header before toolkit 13
-// and from there on from what ptxas noted about its target; a cubin without notes has none.
-func ReadCubin(r io.ReaderAt, size int64) (Entry, error) {
-	return readCubin(r, size)
-}
-
+// readCubin describes a bare cubin: an ELF file of machine code, as nvcc -cubin writes it. The
+// suffix comes from the file header before toolkit 13 and from there on from what ptxas noted about
+// its target; a cubin without notes has none.
 func readCubin(r io.ReaderAt, size int64) (Entry, error) {
 	f, err := openELF(r, size)
 	if err != nil {

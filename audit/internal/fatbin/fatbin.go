@@ -106,14 +106,9 @@ const (
 
 // Bits of [Entry.Flags].
 const (
-	flagDebug       = 0x2
-	flagLinux       = 0x10
-	flagMac         = 0x20
-	flagWindows     = 0x40
 	flagLZ4         = 0x2000
 	flagZstd        = 0x8000
 	flagCompression = 0xf000 // cuobjdump calls an entry with any of these compressed
-	flagObfuscated  = 0x10000
 	flagArchSuffix  = 0x100000
 	flagFamSuffix   = 0x200000
 )
@@ -132,8 +127,7 @@ type Entry struct {
 	Compression string
 
 	// Size is the length of the payload in the file without padding behind compressed
-	// data, RawSize its length after decompression. Both are what the header claims;
-	// [Entry.Payload] proves it.
+	// data, RawSize its length after decompression. Both are what the header claims.
 	Size, RawSize int64
 
 	// Ident is the path of the source file as it was given to nvcc, present in code
@@ -185,26 +179,9 @@ func (e Entry) Target() string {
 	return fmt.Sprintf("%s%d%s", prefix, e.Arch, e.Suffix)
 }
 
-// Debug reports whether the image was built with -G.
-func (e Entry) Debug() bool { return e.Flags&flagDebug != 0 }
-
 // Relocatable reports whether the image is input of the device linker (nvcc -dc or
 // -rdc=true). Such images stay in a linked library and are not loaded from there.
 func (e Entry) Relocatable() bool { return e.Section == sectionRelocatable }
-
-// Host returns the system that the entry was made for: "linux", "windows", "mac" or "".
-func (e Entry) Host() string {
-	switch {
-	case e.Flags&flagLinux != 0:
-		return "linux"
-	case e.Flags&flagWindows != 0:
-		return "windows"
-	case e.Flags&flagMac != 0:
-		return "mac"
-	default:
-		return ""
-	}
-}
 
 // Loadable returns the entries of one linked file that the driver loads and that tell
 // which GPUs its sources were built for. Left out are relocatable images and, unless there
@@ -281,60 +258,10 @@ func Scan(r io.ReaderAt, size int64) (Contents, error) {
 	return Contents{Format: format, Entries: s.entries, ROCm: s.targets}, err
 }
 
-// ReadELF lists the NVIDIA code of an ELF file: an object, an executable, a shared
-// library, or a cubin, which is one entry. A file without any has no entries.
-func ReadELF(r io.ReaderAt, size int64) ([]Entry, error) {
-	return readEntries(r, size, FormatELF, FormatCubin)
-}
-
-// ReadPE lists the NVIDIA code of a Windows image (.pyd, .dll, .exe) or object file.
-func ReadPE(r io.ReaderAt, size int64) ([]Entry, error) {
-	return readEntries(r, size, FormatPE, FormatCOFF)
-}
-
-// ReadArchive lists the NVIDIA code of the members of a static archive, with GNU, BSD or
-// Windows names. Members that are not objects are passed over.
-func ReadArchive(r io.ReaderAt, size int64) ([]Entry, error) {
-	return readEntries(r, size, FormatArchive)
-}
-
-// ReadFatbin lists the entries of a bare container, as nvcc -fatbin writes it.
-func ReadFatbin(r io.ReaderAt, size int64) ([]Entry, error) {
-	return readEntries(r, size, FormatFatbin)
-}
-
-// ReadROCm lists the AMD targets of a file in any of the formats.
-func ReadROCm(r io.ReaderAt, size int64) ([]ROCmTarget, error) {
-	format, err := Detect(r, size)
-	if err != nil {
-		return nil, err
-	}
-	s := newScanner(r, size)
-	s.skipNVIDIA = true
-	err = s.file(format)
-	return s.targets, err
-}
-
-func readEntries(r io.ReaderAt, size int64, formats ...Format) ([]Entry, error) {
-	format, err := Detect(r, size)
-	if err != nil {
-		return nil, err
-	}
-	if !slices.Contains(formats, format) {
-		return nil, fmt.Errorf("%w: want %s", ErrUnknownFormat, formats[0])
-	}
-	s := newScanner(r, size)
-	s.skipROCm = true
-	err = s.file(format)
-	return s.entries, err
-}
-
 // A scanner collects what is in one file.
 type scanner struct {
 	r    io.ReaderAt
 	size int64
-
-	skipNVIDIA, skipROCm bool
 
 	entries    []Entry
 	targets    []ROCmTarget
@@ -371,13 +298,9 @@ func (s *scanner) file(format Format) error {
 	case FormatArchive:
 		err = s.archive()
 	case FormatFatbin:
-		if !s.skipNVIDIA {
-			err = s.walk(section{size: s.size}, nil)
-		}
+		err = s.walk(section{size: s.size}, nil)
 	case FormatBundle:
-		if !s.skipROCm {
-			err = s.walkBundles(section{size: s.size})
-		}
+		err = s.walkBundles(section{size: s.size})
 	case "":
 		return ErrUnknownFormat
 	default:
@@ -402,9 +325,6 @@ func (s *scanner) object(format Format, base, size int64) error {
 	case FormatPE, FormatCOFF:
 		obj, err = parsePE(r, size, format == FormatPE)
 	case FormatCubin:
-		if s.skipNVIDIA {
-			return nil
-		}
 		e, err := readCubin(r, size)
 		if err != nil {
 			return err
@@ -429,9 +349,6 @@ func (s *scanner) object(format Format, base, size int64) error {
 		var err error
 		switch sec.name {
 		case sectionFatbin, sectionRelocatable:
-			if s.skipNVIDIA {
-				continue
-			}
 			var linked map[uint64]bool
 			if linked, err = obj.deviceLinked(r); err != nil {
 				s.note(err)
@@ -439,13 +356,10 @@ func (s *scanner) object(format Format, base, size int64) error {
 			sec.off += base
 			err = s.walk(sec, linked)
 		case sectionHIP:
-			if s.skipROCm {
-				continue
-			}
 			sec.off += base
 			err = s.walkBundles(sec)
 		default:
-			if id, ok := strings.CutPrefix(sec.name, bundleMagic); ok && !s.skipROCm {
+			if id, ok := strings.CutPrefix(sec.name, bundleMagic); ok {
 				named = true // clang -fgpu-rdc: one bundle, spread over sections
 				err = s.addTarget(id, sec.size, "")
 			}

@@ -25,33 +25,18 @@ func seed(f *testing.F, made [][]byte, formats ...fatbin.Format) {
 	fuzzcorpus.Add(f)
 }
 
-// checkContents holds what was found in any bytes against the promises of the package.
-func checkContents(t *testing.T, data []byte, got fatbin.Contents, err error) {
-	t.Helper()
+// fuzzScan holds what is found in any bytes against the promises of the package.
+func fuzzScan(t *testing.T, data []byte) {
+	got, err := scan(data)
 	if err != nil && !errors.Is(err, fatbin.ErrMalformed) && !errors.Is(err, fatbin.ErrNotSupported) && !errors.Is(err, fatbin.ErrUnknownFormat) {
 		t.Errorf("error without a cause: %v", err)
 	}
 	if len(got.Entries) > fatbin.MaxEntries || len(got.ROCm) > fatbin.MaxEntries {
 		t.Errorf("%d entries, %d targets", len(got.Entries), len(got.ROCm))
 	}
-	r := bytes.NewReader(data)
-	unpacked := int64(0)
 	for _, e := range got.Entries {
 		if e.Offset < 0 || e.Size < 0 || e.RawSize < 0 || e.Offset+e.Size > int64(len(data)) {
 			t.Errorf("entry outside the file: %+v", e)
-		}
-		if unpacked += e.RawSize; unpacked > 1<<20 {
-			continue // enough for one input
-		}
-		payload, err := e.Payload(r)
-		if err == nil && int64(len(payload)) != e.RawSize {
-			t.Errorf("%d bytes of %+v", len(payload), e)
-		}
-		if err == nil && e.Kind == fatbin.SASS {
-			c, err := fatbin.ReadCubin(bytes.NewReader(payload), int64(len(payload)))
-			if err == nil && (c.Arch < 0 || c.Arch > 255) {
-				t.Errorf("cubin %+v", c)
-			}
 		}
 	}
 	for _, r := range got.ROCm {
@@ -68,18 +53,12 @@ func FuzzELF(f *testing.F) {
 		makeELF(progbits(".nv_fatbin", append(append(container, make([]byte, 8)...), container...))),
 		makeELF(progbits(".hip_fatbin", makeBundle(sample...))),
 	}, fatbin.FormatELF, fatbin.FormatCubin)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		entries, err := fatbin.ReadELF(bytes.NewReader(data), int64(len(data)))
-		checkContents(t, data, fatbin.Contents{Entries: entries}, err)
-	})
+	f.Fuzz(fuzzScan)
 }
 
 func FuzzPE(f *testing.F) {
 	seed(f, nil, fatbin.FormatPE, fatbin.FormatCOFF)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		entries, err := fatbin.ReadPE(bytes.NewReader(data), int64(len(data)))
-		checkContents(t, data, fatbin.Contents{Entries: entries}, err)
-	})
+	f.Fuzz(fuzzScan)
 }
 
 func FuzzArchive(f *testing.F) {
@@ -89,10 +68,7 @@ func FuzzArchive(f *testing.F) {
 		append([]byte("!<arch>\n"), append(member("//", []byte("a_name_that_is_long.o/\n")), member("/0", object)...)...),
 		append([]byte("!<arch>\n"), member("#1/4", append([]byte("name"), object...))...),
 	}, fatbin.FormatArchive)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		entries, err := fatbin.ReadArchive(bytes.NewReader(data), int64(len(data)))
-		checkContents(t, data, fatbin.Contents{Entries: entries}, err)
-	})
+	f.Fuzz(fuzzScan)
 }
 
 func FuzzROCm(f *testing.F) {
@@ -107,10 +83,7 @@ func FuzzROCm(f *testing.F) {
 		made = append(made, golden(f, name))
 	}
 	seed(f, made)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		targets, err := fatbin.ReadROCm(bytes.NewReader(data), int64(len(data)))
-		checkContents(t, data, fatbin.Contents{ROCm: targets}, err)
-	})
+	f.Fuzz(fuzzScan)
 }
 
 // FuzzScan is for bare containers, and for bytes of any format.
@@ -119,8 +92,5 @@ func FuzzScan(f *testing.F) {
 		makeContainer(sass80, ptx90),
 		append(makeContainer(), makeContainer(image{kind: 1, arch: 90, flags: 0x2000, payload: []byte("\x10a\x01\x00\x00"), raw: 5})...),
 	}, fatbin.FormatFatbin)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		got, err := scan(data)
-		checkContents(t, data, got, err)
-	})
+	f.Fuzz(fuzzScan)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -167,55 +166,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestReaders: every reader reads its own formats as Scan does and refuses the others.
-func TestReaders(t *testing.T) {
-	readers := []struct {
-		name    string
-		formats []fatbin.Format
-		read    func(data []byte) ([]fatbin.Entry, error)
-	}{
-		{"ReadELF", []fatbin.Format{fatbin.FormatELF, fatbin.FormatCubin}, func(b []byte) ([]fatbin.Entry, error) {
-			return fatbin.ReadELF(bytes.NewReader(b), int64(len(b)))
-		}},
-		{"ReadPE", []fatbin.Format{fatbin.FormatPE, fatbin.FormatCOFF}, func(b []byte) ([]fatbin.Entry, error) {
-			return fatbin.ReadPE(bytes.NewReader(b), int64(len(b)))
-		}},
-		{"ReadArchive", []fatbin.Format{fatbin.FormatArchive}, func(b []byte) ([]fatbin.Entry, error) {
-			return fatbin.ReadArchive(bytes.NewReader(b), int64(len(b)))
-		}},
-		{"ReadFatbin", []fatbin.Format{fatbin.FormatFatbin}, func(b []byte) ([]fatbin.Entry, error) {
-			return fatbin.ReadFatbin(bytes.NewReader(b), int64(len(b)))
-		}},
-	}
-	for _, g := range goldens {
-		data := golden(t, g.file)
-		all, err := scan(data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range readers {
-			got, err := r.read(data)
-			if !slices.Contains(r.formats, g.format) {
-				if !errors.Is(err, fatbin.ErrUnknownFormat) {
-					t.Errorf("%s of %s: %v, want ErrUnknownFormat", r.name, g.file, err)
-				}
-				continue
-			}
-			if err != nil {
-				t.Errorf("%s of %s: %v", r.name, g.file, err)
-			}
-			if diff := cmp.Diff(all.Entries, got); diff != "" {
-				t.Errorf("%s of %s (-Scan +got):\n%s", r.name, g.file, diff)
-			}
-		}
-		targets, err := fatbin.ReadROCm(bytes.NewReader(data), int64(len(data)))
-		if err != nil {
-			t.Errorf("ReadROCm of %s: %v", g.file, err)
-		}
-		if diff := cmp.Diff(all.ROCm, targets); diff != "" {
-			t.Errorf("ReadROCm of %s (-Scan +got):\n%s", g.file, diff)
-		}
-	}
+// TestUnknown: other files are refused.
+func TestUnknown(t *testing.T) {
 	for _, text := range []string{"", "x", "MZ but not much more", "\x7fEL", "#!/bin/sh\n"} {
 		_, err := scan([]byte(text))
 		if !errors.Is(err, fatbin.ErrUnknownFormat) && !errors.Is(err, fatbin.ErrMalformed) {

@@ -140,11 +140,11 @@ func TestBundles(t *testing.T) {
 			}
 		}
 		add(bundle, "")
-		got, err := fatbin.ReadROCm(bytes.NewReader(file), int64(len(file)))
+		got, err := scan(file)
 		if err != nil {
 			t.Error(err)
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
+		if diff := cmp.Diff(want, got.ROCm); diff != "" {
 			t.Errorf("gap %t (-want +got):\n%s", gap, diff)
 		}
 	}
@@ -279,7 +279,8 @@ func TestBundleDamage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := append(page(damaged), bundle...)
-			got, err := fatbin.ReadROCm(bytes.NewReader(file), int64(len(file)))
+			contents, err := scan(file)
+			got := contents.ROCm
 			if !errors.Is(err, fatbin.ErrMalformed) {
 				t.Errorf("error %v", err)
 			}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"hash/crc32"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +22,7 @@ import (
 	"github.com/kiln-build/kiln/audit/internal/table"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -854,19 +854,5 @@ func swapRecord(t *testing.T, archive, record []byte) []byte {
 			files[name] = content
 		}
 	}
-	var buf bytes.Buffer
-	z := zip.NewWriter(&buf)
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		w, err := z.Create(name)
-		if err == nil {
-			_, err = w.Write(files[name])
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return buf.Bytes()
+	return kilntest.Zip(t, files)
 }

@@ -497,10 +497,7 @@ func badItem(item string) *ArchError {
 }
 
 // A GfxList is a parsed list of AMD targets. The zero value is an empty list.
-type GfxList struct {
-	text  string
-	items []string
-}
+type GfxList struct{ items []string }
 
 // ParseGfxList reads a list of AMD targets for PYTORCH_ROCM_ARCH, separated by
 // spaces, semicolons or commas: processors such as gfx90a and gfx1100, with
@@ -510,7 +507,7 @@ func ParseGfxList(s string) (GfxList, error) {
 	if len(s) > maxListBytes {
 		return GfxList{}, &ArchError{Item: clip(s), Msg: fmt.Sprintf("is longer than %d bytes", maxListBytes)}
 	}
-	l := GfxList{text: s}
+	var l GfxList
 	var errs []error
 	for off, item := range splitList(s) {
 		if err := checkGfx(item); err != nil {
@@ -531,9 +528,6 @@ func ParseGfxList(s string) (GfxList, error) {
 	l.items = slices.Compact(l.items)
 	return l, nil
 }
-
-// Text is the list as the author wrote it.
-func (l GfxList) Text() string { return l.text }
 
 // Items returns the targets, oldest generation first, each once. The caller owns
 // the slice.

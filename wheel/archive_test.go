@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	klauspost "github.com/klauspost/compress/flate"
 
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -33,15 +33,6 @@ func (c *countingReaderAt) ReadAt(p []byte, off int64) (int, error) {
 	n, err := c.ReaderAt.ReadAt(p, off)
 	c.bytes += int64(n)
 	return n, err
-}
-
-// allocated returns the bytes allocated while f runs.
-func allocated(f func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return after.TotalAlloc - before.TotalAlloc
 }
 
 func extraField(id uint16, value ...byte) []byte {
@@ -311,7 +302,7 @@ func TestHostileArchives(t *testing.T) {
 			data := test.data(t)
 			in := &countingReaderAt{ReaderAt: bytes.NewReader(data)}
 			var err error
-			memory := allocated(func() {
+			memory := kilntest.Allocated(func() {
 				_, err = wheel.NewReader(in, int64(len(data)), "demo-1.0-py3-none-any.whl", wheel.Limits{})
 			})
 			var format *wheel.FormatError
@@ -369,7 +360,7 @@ func TestLyingMembers(t *testing.T) {
 				r.SetInflater(inflater)
 			}
 			in.bytes = 0
-			memory := allocated(func() { _, err = r.Metadata() })
+			memory := kilntest.Allocated(func() { _, err = r.Metadata() })
 			var format *wheel.FormatError
 			if !errors.As(err, &format) || !strings.Contains(format.Detail, test.reason) || format.Member != demoMetadata {
 				t.Fatalf("error %v, want %q of %s", err, test.reason, demoMetadata)
@@ -377,7 +368,7 @@ func TestLyingMembers(t *testing.T) {
 			if memory > 32<<20 || in.bytes > test.read {
 				t.Errorf("allocated %d bytes, read %d", memory, in.bytes)
 			}
-			memory = allocated(func() {
+			memory = kilntest.Allocated(func() {
 				problems, err := r.Check(t.Context(), wheel.CheckOptions{})
 				if err != nil || !slices.ContainsFunc(problems, func(p wheel.Problem) bool { return p.Kind == wheel.KindCorrupt && p.Path == demoMetadata }) {
 					t.Errorf("Check: %v, %v", problems, err)
@@ -492,7 +483,7 @@ func TestHostileRecord(t *testing.T) {
 	rows = bytes.Buffer{}
 	r := w.open(t)
 	var err error
-	memory := allocated(func() { _, err = r.Record() })
+	memory := kilntest.Allocated(func() { _, err = r.Record() })
 	if err == nil || !strings.Contains(err.Error(), "more than 100000 entries") {
 		t.Errorf("error %v", err)
 	}

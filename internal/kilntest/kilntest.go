@@ -2,9 +2,13 @@
 package kilntest
 
 import (
+	"archive/zip"
+	"bytes"
 	"fmt"
+	"maps"
 	"net"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -53,4 +57,33 @@ func NeedE2E(t testing.TB, suite string) {
 	if !E2E(suite) {
 		t.Skip("KILN_E2E does not name " + suite)
 	}
+}
+
+// Allocated returns the bytes that f allocates.
+func Allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// Zip returns an archive of files, by their names in order.
+func Zip(t testing.TB, files map[string][]byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		w, err := z.Create(name)
+		if err == nil {
+			_, err = w.Write(files[name])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
 }

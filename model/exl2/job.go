@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -42,12 +41,6 @@ type Job struct {
 var progressBefore = map[string]bool{
 	"begin": true, "initial_embeddings": true, "measure_quant": true, "optimize": true,
 	"tokens_cal": true, "embeddings": true, "quant": true,
-}
-
-// ReadJob reads the job file of a working directory and reports everything wrong with it.
-// The job is usable if and only if there are no problems.
-func ReadJob(workDir string) (*Job, Problems) {
-	return readJob(filepath.Join(workDir, JobFile), workDir)
 }
 
 // readJob reads the job of a working directory from a file that need not be in it.

@@ -317,7 +317,7 @@ func TestDeviceLink(t *testing.T) {
 }
 
 // TestCuobjdumpFiles compares files that KILN_FATBIN_FILES lists, separated as in PATH:
-// large libraries from elsewhere. Payloads are not unpacked.
+// large libraries from elsewhere.
 func TestCuobjdumpFiles(t *testing.T) {
 	files := filepath.SplitList(os.Getenv("KILN_FATBIN_FILES"))
 	if len(files) == 0 {
@@ -326,19 +326,7 @@ func TestCuobjdumpFiles(t *testing.T) {
 	kits := toolkits(t)
 	for _, name := range files {
 		t.Run(filepath.Base(name), func(t *testing.T) {
-			f, err := os.Open(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			info, err := f.Stat()
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := fatbin.Scan(f, info.Size())
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := scanFile(t, name)
 			// cuobjdump 13.2 calls some libraries of 12.1 invalid that older ones read.
 			var kit toolkit
 			for _, kit = range slices.Backward(kits) {

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/audit/internal/fatbin"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // image is an entry to be written.
@@ -437,15 +437,6 @@ func (z *zeros) ReadAt(b []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// allocated returns the bytes that f allocates.
-func allocated(f func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return after.TotalAlloc - before.TotalAlloc
-}
-
 // TestLimits: sizes that a header claims cost no memory, and repetition has an end.
 func TestLimits(t *testing.T) {
 	le := binary.LittleEndian
@@ -484,7 +475,7 @@ func TestLimits(t *testing.T) {
 				got fatbin.Contents
 				err error
 			)
-			used := allocated(func() { got, err = fatbin.Scan(test.file, test.size) })
+			used := kilntest.Allocated(func() { got, err = fatbin.Scan(test.file, test.size) })
 			if test.fails != errors.Is(err, fatbin.ErrMalformed) || !test.fails && err != nil {
 				t.Errorf("error %v", err)
 			}

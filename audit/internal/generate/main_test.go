@@ -1,9 +1,7 @@
 package main
 
 import (
-	"archive/zip"
 	"bytes"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,7 +99,7 @@ func TestAddRequirement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeWheel(t, filepath.Join(dir, "torch-2.99.0-cp312-cp312-manylinux_2_28_x86_64.whl"), map[string][]byte{
+	archive := kilntest.Zip(t, map[string][]byte{
 		"torch/version.py":                     []byte("__version__ = '2.99.0+cu130'\ncuda: Optional[str] = '13.0'\n"),
 		"torch/lib/libtorch.so":                code,
 		"torch-2.99.0.dist-info/METADATA":      []byte("Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0\n"),
@@ -109,6 +107,9 @@ func TestAddRequirement(t *testing.T) {
 		"torch-2.99.0.dist-info/RECORD":        nil,
 		"torch/_C.cpython-312-x86_64-linux.so": code,
 	})
+	if err := os.WriteFile(filepath.Join(dir, "torch-2.99.0-cp312-cp312-manylinux_2_28_x86_64.whl"), archive, 0o666); err != nil {
+		t.Fatal(err)
+	}
 	writeTable(t, filepath.Join(dir, "torch.table"), nil)
 	t.Setenv("PIP_NO_INDEX", "1")
 	t.Setenv("PIP_FIND_LINKS", dir)
@@ -129,26 +130,5 @@ func TestAddRequirement(t *testing.T) {
 	}
 	if err := add(t.Context(), dir, "torch==2.98.0"); err == nil {
 		t.Error("added a release that is not there")
-	}
-}
-
-func writeWheel(t *testing.T, path string, files map[string][]byte) {
-	t.Helper()
-	var b bytes.Buffer
-	z := zip.NewWriter(&b)
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		w, err := z.Create(name)
-		if err == nil {
-			_, err = w.Write(files[name])
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, b.Bytes(), 0o666); err != nil {
-		t.Fatal(err)
 	}
 }

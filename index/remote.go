@@ -244,7 +244,8 @@ func parseHTMLPage(body []byte, base *url.URL) []*File {
 			return files
 		}
 		rest = after
-		f := &File{Filename: strings.TrimSpace(html.UnescapeString(text)), RequiresPython: attrs["data-requires-python"]}
+		// A copy: a part of the page would keep all of it in memory.
+		f := &File{Filename: strings.Clone(strings.TrimSpace(html.UnescapeString(text))), RequiresPython: attrs["data-requires-python"]}
 		f.YankedReason, f.Yanked = attrs["data-yanked"], hasKey(attrs, "data-yanked")
 		_, fragment, _ := strings.Cut(attrs["href"], "#")
 		if hash, ok := strings.CutPrefix(fragment, "sha256="); ok {
@@ -277,8 +278,11 @@ func nextAnchor(s string) (attrs map[string]string, text, rest string, ok bool) 
 			continue
 		}
 		attrs, s = attributes(s[1:])
-		text, s, ok = strings.Cut(s, "<")
-		return attrs, text, "<" + s, ok
+		end := strings.IndexByte(s, '<')
+		if end < 0 {
+			return nil, "", "", false
+		}
+		return attrs, s[:end], s[end:], true
 	}
 }
 

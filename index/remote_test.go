@@ -1,9 +1,11 @@
 package index_test
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -76,5 +78,39 @@ func TestRemoteHTML(t *testing.T) {
 	}
 	if got := remote.SimpleURL(index.Coordinates{Toolkit: "cu128"}, "2.9"); got != server.URL+"/root/pypi/" {
 		t.Errorf("install from %s", got)
+	}
+}
+
+// TestLargeHTMLPage: pages of projects with many files are read in one pass, without a copy of the
+// rest of the page for every file.
+func TestLargeHTMLPage(t *testing.T) {
+	const files = 20_000
+	var page bytes.Buffer
+	page.WriteString("<!DOCTYPE html><html><body>\n")
+	for i := range files {
+		fmt.Fprintf(&page, "<a href=\"../../packages/demo-1.%d-py3-none-any.whl#sha256=%064d\" data-requires-python=\"&gt;=3.8\">demo-1.%d-py3-none-any.whl</a><br>\n", i, i, i)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/simple/demo/" {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "text/html")
+		_, _ = w.Write(page.Bytes())
+	}))
+	defer server.Close()
+	remote, err := index.OpenRemote(t.Context(), server.Client(), server.URL+"/simple/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got, err := remote.Files(t.Context(), "demo")
+	runtime.ReadMemStats(&after)
+	if err != nil || len(got) != files {
+		t.Fatalf("%d files, %v", len(got), err)
+	}
+	if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 200<<20 {
+		t.Errorf("reading a page of %d bytes allocated %d", page.Len(), allocated)
 	}
 }

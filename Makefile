@@ -149,6 +149,13 @@ test-race: deps
 test-arm64:
 	@dev/scripts/arm64.sh
 
+## attack: attack a running server in 400 ways: wrong answers, its memory, its health check (ATTACK_TIME=8s for each flood; a full disk needs root)
+.PHONY: attack
+attack: build
+	@mkdir -p $(CACHE)/bench
+	@$(GO) build -o $(CACHE)/bench/attack ./dev/attack
+	@set -o pipefail; $(CACHE)/bench/attack -kiln bin/kiln -dir $(CACHE)/bench $(if $(ATTACK_TIME),-time $(ATTACK_TIME)) | tee $(CACHE)/bench/attack.txt
+
 ## fuzz: run every fuzz target for FUZZTIME (30s), two at a time (FUZZ=regexp to limit, RECORD=1 keeps what was found)
 .PHONY: fuzz
 fuzz:

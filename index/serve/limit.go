@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -47,9 +48,8 @@ type place struct {
 	gone  atomic.Bool
 }
 
-// reservedConnections is how many connections beyond the limit get an answer, and the health check
-// with it.
-const reservedConnections = 64
+// reserve is how many connections beyond the limit get an answer, and the health check with it.
+func (g *gate) reserve() int { return min(64, g.total/4) }
 
 // newGate makes a gate for the options of a server.
 func newGate(opts *Options) *gate {
@@ -108,19 +108,27 @@ func (g *gate) enter(c net.Conn) *place {
 	p.since.Store(time.Now().UnixNano())
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if n := g.conns[p.addr]; p.addr.IsValid() && n >= g.perAddress && !g.makeRoom(func(o *place) bool { return o.addr == p.addr }) {
-		if n >= g.perAddress+reservedConnections {
+	if n := g.conns[p.addr]; p.addr.IsValid() && n >= g.perAddress {
+		same := func(o *place) bool { return o.addr == p.addr }
+		switch {
+		case g.makeRoom(graceTime, same):
+		case n >= g.perAddress+g.reserve() && !g.makeRoom(0, same):
 			g.warn("connections refused", "too many connections of one address", p.addr)
 			return nil
+		default:
+			p.refusal = "too many connections from your address; try again in a moment"
 		}
-		p.refusal = "too many connections from your address; try again in a moment"
 	}
-	if n := len(g.places); n >= g.total && !g.makeRoom(func(*place) bool { return true }) {
-		if n >= g.total+reservedConnections {
+	if n := len(g.places); n >= g.total {
+		all := func(*place) bool { return true }
+		switch {
+		case g.makeRoom(graceTime, all):
+		case n >= g.total+g.reserve() && !g.makeRoom(0, all):
 			g.warn("connections refused", "too many connections", p.addr)
 			return nil
+		default:
+			p.refusal = "too many connections; try again in a moment"
 		}
-		p.refusal = "too many connections; try again in a moment"
 	}
 	if p.refusal != "" {
 		g.warn("connections refused", p.refusal, p.addr)
@@ -132,22 +140,33 @@ func (g *gate) enter(c net.Conn) *place {
 	return p
 }
 
-// makeRoom closes some of the connections that match and have no request, those that have waited
-// longest, and reports whether there were any. Several at once, as each time it looks at all of
-// them. g.mu is held.
-func (g *gate) makeRoom(match func(*place) bool) bool {
-	var idle []*place
+// graceTime is how long a connection has for its first request before it makes room for others, if
+// there is any other way.
+const graceTime = 100 * time.Millisecond
+
+// makeRoom closes some of the connections that match and have no request: of the addresses with the
+// most connections, those that have waited longest. It reports whether there were any. Several at
+// once, as each time it looks at all of them. Those within their time of grace stay. g.mu is held.
+func (g *gate) makeRoom(grace time.Duration, match func(*place) bool) bool {
+	type waiting struct {
+		*place
+		conns int
+		since int64
+	}
+	var idle []waiting
+	young := time.Now().Add(-grace).UnixNano()
 	for p := range g.places {
-		if p.busy.Load() == 0 && match(p) {
-			idle = append(idle, p)
+		w := waiting{p, g.conns[p.addr], p.since.Load()}
+		if p.busy.Load() == 0 && match(p) && w.since <= young {
+			idle = append(idle, w)
 		}
 	}
 	if len(idle) == 0 {
 		return false
 	}
-	slices.SortFunc(idle, func(a, b *place) int { return int(min(max(a.since.Load()-b.since.Load(), -1), 1)) })
+	slices.SortFunc(idle, func(a, b waiting) int { return cmp.Or(cmp.Compare(b.conns, a.conns), cmp.Compare(a.since, b.since)) })
 	for _, p := range idle[:1+len(idle)/16] {
-		g.drop(p)
+		g.drop(p.place)
 		_ = p.conn.Close() // its reader ends with an error
 	}
 	return true
@@ -208,6 +227,17 @@ func (g *gate) begin(r *http.Request) (refusal string, end func()) {
 		p.since.Store(time.Now().UnixNano())
 		p.busy.Add(-1)
 	}
+}
+
+// idle lets the connection of a request make room for others while f runs: the answer is on its way,
+// and what the client still sends does not matter.
+func (g *gate) idle(r *http.Request, f func()) {
+	if p, _ := r.Context().Value(placeKey{}).(*place); p != nil {
+		p.since.Store(time.Now().UnixNano())
+		p.busy.Add(-1)
+		defer p.busy.Add(1)
+	}
+	f()
 }
 
 // client is the address that a request comes from: of a trusted proxy, the last one in
@@ -344,7 +374,7 @@ func (l *gateListener) survives(err error) bool {
 		return false
 	}
 	l.gate.mu.Lock()
-	l.gate.makeRoom(func(*place) bool { return true })
+	l.gate.makeRoom(0, func(*place) bool { return true })
 	n := len(l.gate.places)
 	l.gate.mu.Unlock()
 	if now := time.Now(); now.Sub(l.failed) > 10*time.Second {

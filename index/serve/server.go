@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -91,7 +92,7 @@ type Server struct {
 	pageAge []string // header of pages
 
 	gate    *gate
-	renders chan struct{} // slots of maxRenders
+	renders chan struct{} // slots of Renders
 
 	current atomic.Pointer[snapshot]
 	reload  sync.Mutex // held while the next snapshot is made
@@ -126,7 +127,7 @@ func New(ctx context.Context, store *index.Store, opts Options) (*Server, error)
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{store: store, opts: opts, started: time.Now(), renders: make(chan struct{}, maxRenders), gate: newGate(&opts)}
+	s := &Server{store: store, opts: opts, started: time.Now(), renders: make(chan struct{}, Renders()), gate: newGate(&opts)}
 	s.pageAge = []string{"public, max-age=" + strconv.Itoa(int(opts.PageAge.Seconds()))}
 	if err := s.Reload(ctx); err != nil {
 		return nil, err
@@ -209,9 +210,9 @@ func (s *Server) HTTPServer() *http.Server {
 	}
 }
 
-// maxRenders is how many pages are being made at once: few, so that a processor is left for
-// requests that need none.
-const maxRenders = 2
+// Renders is how many pages are being made at once: few, so that processors are left for requests
+// that need none.
+func Renders() int { return max(1, runtime.GOMAXPROCS(0)/2) }
 
 // sendBuffer is what the system takes of a response before the client does: most pages as a whole,
 // so that they are written in one go.

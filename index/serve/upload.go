@@ -140,7 +140,7 @@ func (s *Server) upload(w *recorder, r *http.Request) {
 			_ = control.Flush()
 			// Reading from a client that waits for "100 Continue" would make it send everything.
 			if body.read > 0 || !strings.EqualFold(r.Header.Get("Expect"), "100-continue") {
-				body.drain()
+				s.gate.idle(r, body.drain)
 			}
 		}()
 	}

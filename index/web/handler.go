@@ -26,9 +26,8 @@ const policy = "default-src 'none'; style-src 'self'; script-src 'self'; img-src
 // Limits of what clients can make a handler keep and do.
 const (
 	maxCacheBytes = 32 << 20 // of finished pages
-	maxRenders    = 2        // pages being made at once
-	maxWaiting    = 64       // requests that wait for that
-	maxLoose      = 32 << 20 // bytes of pages on their way to clients that are not in the cache
+	maxWaiting    = 64       // requests that wait for their page to be made
+	maxLoose      = 16 << 20 // bytes of pages on their way to clients that are not in the cache
 )
 
 // errBusy is the error for a page that is not made now.
@@ -39,7 +38,7 @@ type handler struct {
 	pages  *pages
 	assets map[string]sentAsset // by path
 
-	renders chan struct{} // slots of maxRenders
+	renders chan struct{} // slots of [serve.Renders]
 	waiting atomic.Int32  // requests for one
 	loose   atomic.Int64  // bytes of pages that are being sent and not in the cache
 
@@ -94,7 +93,7 @@ func Maker(opts Options) (func(*index.Catalog) http.Handler, error) {
 		assets["/"+a.path] = sentAsset{a.kind, newResponse(http.StatusOK, a.data)}
 	}
 	return func(c *index.Catalog) http.Handler {
-		return &handler{pages: &pages{site: s, catalog: c, opts: opts}, assets: assets, renders: make(chan struct{}, maxRenders), cache: map[string]*cached{}, flights: map[string]*flight{}}
+		return &handler{pages: &pages{site: s, catalog: c, opts: opts}, assets: assets, renders: make(chan struct{}, serve.Renders()), cache: map[string]*cached{}, flights: map[string]*flight{}}
 	}, nil
 }
 
@@ -196,30 +195,38 @@ func (h *handler) export(w http.ResponseWriter, r *http.Request, e exported, bas
 	header.Set("Content-Type", "text/plain; charset=utf-8")
 	header.Set("Cache-Control", "public, max-age=60")
 	refuse := func(status int, message string) { h.send(w, r, newResponse(status, []byte(message+"\n"))) }
+	if !h.enter() {
+		header.Set("Retry-After", "5")
+		refuse(http.StatusServiceUnavailable, errBusy.Error())
+		return
+	}
+	res := h.exported(e, base, version)
+	h.leave()
+	h.send(w, r, res)
+}
+
+// exported makes such a file, or says why there is none.
+func (h *handler) exported(e exported, base, version string) *response {
+	refuse := func(status int, message string) *response { return newResponse(status, []byte(message+"\n")) }
 	view := h.pages.catalog.View(e.view)
 	if view == nil {
-		refuse(http.StatusNotFound, "no such view")
-		return
+		return refuse(http.StatusNotFound, "no such view")
 	}
 	files, err := view.Pin(e.project, version)
 	switch {
 	case errors.Is(err, index.ErrNotFound):
-		refuse(http.StatusNotFound, err.Error())
-		return
+		return refuse(http.StatusNotFound, err.Error())
 	case err != nil:
-		refuse(http.StatusBadRequest, err.Error())
-		return
+		return refuse(http.StatusBadRequest, err.Error())
 	}
 	if !e.pylock {
-		h.send(w, r, newResponse(http.StatusOK, []byte(index.InstallLines(e.project, view.URL(base), files...).Requirements)))
-		return
+		return newResponse(http.StatusOK, []byte(index.InstallLines(e.project, view.URL(base), files...).Requirements))
 	}
 	body, err := view.AppendPylock(nil, base, e.project, files)
 	if err != nil {
-		refuse(http.StatusInternalServerError, err.Error())
-		return
+		return refuse(http.StatusInternalServerError, err.Error())
 	}
-	h.send(w, r, newResponse(http.StatusOK, body))
+	return newResponse(http.StatusOK, body)
 }
 
 // base is the URL of the root of the index as this client sees it.
@@ -347,15 +354,24 @@ func known(path string, query url.Values) url.Values {
 	return out
 }
 
-// make makes a page.
-func (h *handler) make(path, base string, query url.Values) (*response, error) {
+// enter waits for a slot, unless too many wait already.
+func (h *handler) enter() bool {
+	defer h.waiting.Add(-1)
 	if h.waiting.Add(1) > maxWaiting {
-		h.waiting.Add(-1)
-		return nil, errBusy
+		return false
 	}
 	h.renders <- struct{}{}
-	h.waiting.Add(-1)
-	defer func() { <-h.renders }()
+	return true
+}
+
+func (h *handler) leave() { <-h.renders }
+
+// make makes a page.
+func (h *handler) make(path, base string, query url.Values) (*response, error) {
+	if !h.enter() {
+		return nil, errBusy
+	}
+	defer h.leave()
 	status := http.StatusOK
 	body, err := h.render(path, base, query)
 	if body == nil && err == nil {
@@ -415,16 +431,28 @@ func (r *response) only(gz bool) *response {
 	return &out
 }
 
+// minPacked is the size from which on compressing is worth it.
+const minPacked = 1400
+
+// packers are writers of gzip, each of which takes much memory to make.
+var packers = sync.Pool{New: func() any {
+	z, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level is valid
+	return z
+}}
+
 func newResponse(status int, body []byte) *response {
 	sum := sha256.Sum256(body)
 	res := &response{status: status, plain: body, etag: hex.EncodeToString(sum[:12])}
-	var buf bytes.Buffer
-	z, err := gzip.NewWriterLevel(&buf, gzip.BestSpeed)
-	if err == nil {
-		_, _ = z.Write(body) // into memory
-		_ = z.Close()
-		res.gz = buf.Bytes()
+	if len(body) < minPacked {
+		return res
 	}
+	var buf bytes.Buffer
+	z := packers.Get().(*gzip.Writer)
+	defer packers.Put(z)
+	z.Reset(&buf)
+	_, _ = z.Write(body) // into memory
+	_ = z.Close()
+	res.gz = buf.Bytes()
 	return res
 }
 

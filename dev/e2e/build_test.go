@@ -24,6 +24,19 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
+// repository returns the path of something in this repository, which must be there.
+func repository(t *testing.T, elem ...string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join(append([]string{"..", ".."}, elem...)...))
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // needBuild skips unless make e2e-build runs the tests, and fails there without the images.
 func needBuild(t *testing.T, images ...string) {
 	t.Helper()

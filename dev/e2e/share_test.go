@@ -149,10 +149,7 @@ func TestE2EShareVerify(t *testing.T) {
 // helloPlan has two rows that agree in everything that compilers see.
 func helloPlan(t *testing.T) (*matrix.Plan, build.Options) {
 	t.Helper()
-	source, err := filepath.Abs(filepath.Join("..", "examples", "hello-cuda"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	source := repository(t, "examples", "hello-cuda")
 	return planOf(t, write(t, map[string]string{"packages.yml": fmt.Sprintf(`
 packages:
   hello-cuda:
@@ -304,7 +301,7 @@ func TestE2EShareRemote(t *testing.T) {
 			if err := os.WriteFile(passwords, []byte("kiln:{SHA}"+base64.StdEncoding.EncodeToString(sum[:])+"\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			start(t, port, filepath.Join("..", ".cache", "tools", "bazel-remote"), "--dir", filepath.Join(dir, "data"), "--max_size", "1", "--disable_http_ac_validation",
+			start(t, port, repository(t, ".cache", "tools", "bazel-remote"), "--dir", filepath.Join(dir, "data"), "--max_size", "1", "--disable_http_ac_validation",
 				"--http_address", fmt.Sprintf("127.0.0.1:%d", port), "--grpc_address", "none", "--htpasswd_file", passwords)
 			return share.RemoteCache{URL: fmt.Sprintf("http://127.0.0.1:%d|layout=bazel", port), User: "kiln", Password: "secret"}
 		}},

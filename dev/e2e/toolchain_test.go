@@ -61,10 +61,7 @@ func launch(t *testing.T, kiln, image string, args ...string) *vessel {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shim, err := filepath.Abs(filepath.Join("..", "python"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	shim := repository(t, "python")
 	network := os.Getenv("KILN_E2E_NETWORK")
 	if network == "" {
 		network = "host"
@@ -183,7 +180,7 @@ func TestE2EToolchain(t *testing.T) {
 	kilntest.NeedE2E(t, "toolchain")
 	kiln := buildKiln(t)
 	nvidia := ""
-	if found, err := filepath.Glob(filepath.Join("..", ".cache", "venv", "lib", "python*", "site-packages", "nvidia")); err == nil && len(found) > 0 {
+	if found, err := filepath.Glob(filepath.Join("..", "..", ".cache", "venv", "lib", "python*", "site-packages", "nvidia")); err == nil && len(found) > 0 {
 		if nvidia, err = filepath.Abs(found[0]); err != nil {
 			t.Fatal(err)
 		}

@@ -133,7 +133,7 @@ func parseSurvey(text string) survey {
 				s.missing["ccache"] = slices.Compare([]int{major, minor}, share.LeastCCache[:]) < 0
 			}
 		case "python":
-			if !slices.Contains(s.pythons, value) && path.IsAbs(value) {
+			if !slices.Contains(globbed, value) && path.IsAbs(value) {
 				globbed = append(globbed, value)
 			}
 		}
@@ -148,7 +148,7 @@ func parseSurvey(text string) survey {
 		m, _ := strconv.Atoi(b[1])
 		return m - n
 	})
-	s.pythons = slices.Compact(globbed)
+	s.pythons = globbed
 	return s
 }
 

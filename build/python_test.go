@@ -2,9 +2,13 @@ package build
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -174,5 +178,44 @@ func TestPruning(t *testing.T) {
 	b.Prune = false
 	if b.newPruning(nil) != nil {
 		t.Error("without Prune images are removed")
+	}
+}
+
+// A program whose bytes are not the pinned ones is not kept, and the index that delivered it is named.
+func TestProgramOtherBytes(t *testing.T) {
+	if runtime.GOOS != "linux" || machineArch() == "" {
+		t.Skip("kiln brings programs to Linux")
+	}
+	file := programs["uv"].wheels[machineArch()]
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/simple/uv/":
+			w.Header().Set("Content-Type", "text/html")
+			fmt.Fprintf(w, `<a href="/files/%s">%s</a>`, file.name, file.name)
+		case "/files/" + file.name:
+			fmt.Fprint(w, "not the wheel")
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer server.Close()
+	network := Network{IndexURL: server.URL + "/simple/"}
+	dir := t.TempDir()
+	s := &toolStore{dir: dir, network: network, sources: &sources{network: network, client: server.Client()}}
+	_, err := s.uv(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "fetch uv") || !strings.Contains(err.Error(), "sha256 mismatch") {
+		t.Errorf("error %v", err)
+	}
+	if kept, _ := filepath.Glob(filepath.Join(dir, "programs", "uv-*", "uv")); len(kept) > 0 {
+		t.Errorf("kept %q", kept)
+	}
+	// The user's own comes first, and is asked nothing.
+	own := filepath.Join(t.TempDir(), "uv")
+	if err := os.WriteFile(own, []byte("#!/bin/sh\n"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	s.path = []string{filepath.Dir(own)}
+	if got, err := s.uv(t.Context()); err != nil || got != own {
+		t.Errorf("uv is %s, %v", got, err)
 	}
 }

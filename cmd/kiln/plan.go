@@ -383,9 +383,9 @@ func imageLegend(p *planned) []string {
 	}
 	var lines []string
 	for _, glibc := range slices.Sorted(maps.Keys(images)) {
-		tag := "which decides the manylinux tag, is not in the name"
+		tag := "is not in the name; it decides the manylinux tag"
 		if glibc != "" {
-			tag = glibc + ": its wheels are manylinux_" + strings.ReplaceAll(glibc, ".", "_") + " at the newest"
+			tag = glibc + " (wheels: manylinux_" + strings.ReplaceAll(glibc, ".", "_") + " or older)"
 		}
 		list := images[glibc]
 		if more := len(list) - 3; more > 0 {

@@ -334,11 +334,11 @@ bench-index: deps build
 	@set -o pipefail; $(GO) run ./dev/bench/index -python '$(KILN_PYTHON)' $(if $(FILES),-files $(FILES)) | tee $(CACHE)/bench/index.txt
 	@$(MAKE) --no-print-directory bench-serve
 
-## bench-serve: the server against nginx, pypiserver and devpi; memory of a large upload
+## bench-serve: the server against nginx, pypiserver and devpi, also on 200 connections; memory of a large upload (WITHOUT=devpi leaves servers out)
 .PHONY: bench-serve
 bench-serve: deps build
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./dev/bench/serve -python '$(KILN_PYTHON)' | tee $(CACHE)/bench/serve.txt
+	@set -o pipefail; $(GO) run ./dev/bench/serve -python '$(KILN_PYTHON)' $(if $(WITHOUT),-without '$(WITHOUT)') | tee $(CACHE)/bench/serve.txt
 
 ## bench-publish: uploading 500 files of 1 MB and 4 of 500 MB to an S3 server, against mc cp and plain HTTP uploads (FILES, LARGE)
 .PHONY: bench-publish

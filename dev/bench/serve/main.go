@@ -64,8 +64,10 @@ const (
 
 type config struct {
 	kiln, python, nginx, wrk, dir string
+	without                       string
 	files, rounds, connections    int
 	seconds                       float64
+	failing                       bool // the requests are for what is not there
 }
 
 func main() {
@@ -75,6 +77,7 @@ func main() {
 	flag.StringVar(&c.nginx, "nginx", "nginx", "the nginx to compare with")
 	flag.StringVar(&c.wrk, "wrk", "wrk", "the load generator")
 	flag.StringVar(&c.dir, "dir", ".cache/bench", "where to put the wheels and the index, which are removed again")
+	flag.StringVar(&c.without, "without", "", "servers to leave out, such as devpi, which takes minutes to fill")
 	flag.IntVar(&c.files, "files", 2000, "files of the project")
 	flag.IntVar(&c.rounds, "rounds", 5, "how often each server is asked")
 	flag.IntVar(&c.connections, "connections", 32, "connections of the load generator")
@@ -123,17 +126,28 @@ func run(ctx context.Context, out io.Writer, c config) error {
 		return err
 	}
 	defer kiln.stop()
-	page, err := get(ctx, kiln.url)
+	page, err := get(ctx, kiln.url, accept, "gzip")
+	if err != nil {
+		return err
+	}
+	html, err := get(ctx, kiln.url, "text/html", "identity")
 	if err != nil {
 		return err
 	}
 	servers := []*server{kiln}
-	for _, start := range []func() (*server, error){
-		func() (*server, error) { return startNginx(ctx, c, dir, page) },
-		func() (*server, error) { return startPypiserver(ctx, c, wheels) },
-		func() (*server, error) { return startDevpi(ctx, c, dir, wheels) },
+	for _, peer := range []struct {
+		name  string
+		start func() (*server, error)
+	}{
+		{"nginx", func() (*server, error) { return startNginx(ctx, c, dir, page, html) }},
+		{"pypiserver", func() (*server, error) { return startPypiserver(ctx, c, wheels) }},
+		{"devpi", func() (*server, error) { return startDevpi(ctx, c, dir, wheels) }},
 	} {
-		s, err := start()
+		if strings.Contains(c.without, peer.name) {
+			fmt.Fprintln(out, "left out:", peer.name)
+			continue
+		}
+		s, err := peer.start()
 		if err != nil {
 			fmt.Fprintln(out, "left out:", err)
 			continue
@@ -151,6 +165,9 @@ func run(ctx context.Context, out io.Writer, c config) error {
 	fmt.Fprintf(out, "on %s, load %s\n", measure.Processor(), loadAverage())
 	fmt.Fprintf(out, "project page of %d files, %d kB compressed, median of %d rounds of %g s, %d connections\n", c.files, len(page)/1000, c.rounds, c.seconds, c.connections)
 	missed := report(out, servers)
+	if err := measureLoads(ctx, out, c, servers); err != nil {
+		return err
+	}
 	err = measureUpload(ctx, out, c, kiln, base, data)
 	return errors.Join(append(missed, err)...)
 }
@@ -291,14 +308,14 @@ func (s *server) stop() {
 
 const accept = index.TypeJSON
 
-// get returns a page as it is sent to installers, compressed.
-func get(ctx context.Context, url string) ([]byte, error) {
+// get returns a page as it is sent.
+func get(ctx context.Context, url, kind, coding string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
-	req.Header.Set("Accept", accept)
-	req.Header.Set("Accept-Encoding", "gzip")
+	req.Header.Set("Accept", kind)
+	req.Header.Set("Accept-Encoding", coding)
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err
@@ -314,7 +331,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 var errStatus = errors.New("not a page")
 
 // startNginx serves the same page, compressed beforehand, from a file.
-func startNginx(ctx context.Context, c config, dir string, page []byte) (*server, error) {
+func startNginx(ctx context.Context, c config, dir string, page, html []byte) (*server, error) {
 	path, err := exec.LookPath(c.nginx)
 	if err != nil {
 		if path, err = exec.LookPath("/usr/sbin/nginx"); err != nil {
@@ -339,7 +356,7 @@ func startNginx(ctx context.Context, c config, dir string, page []byte) (*server
 	if err != nil {
 		return nil, err
 	}
-	for name, data := range map[string][]byte{"index.v1_json": plain, "index.v1_json.gz": page} {
+	for name, data := range map[string][]byte{"index.v1_json": plain, "index.v1_json.gz": page, "index.html": html} {
 		if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil {
 			return nil, err
 		}
@@ -364,12 +381,13 @@ http {
   tcp_nopush on;
   keepalive_requests 100000000;
   open_file_cache max=100;
+  map $http_accept $simple { default index.html; "~json" index.v1_json; }
   types { }
   default_type ` + accept + `;
   server {
     listen 127.0.0.1:` + port + `;
     root ` + root + `;
-    index index.v1_json;
+    index $simple;
     gzip_static on;
     gzip_vary on;
     etag on;
@@ -504,7 +522,7 @@ func start(ctx context.Context, name, url string, cmd *exec.Cmd) (*server, error
 	s := &server{name: name, url: url, cmd: cmd}
 	var err error
 	for range 900 {
-		if _, err = get(ctx, url); err == nil || errors.Is(err, errStatus) {
+		if _, err = get(ctx, url, accept, "gzip"); err == nil || errors.Is(err, errStatus) {
 			return s, nil
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -533,13 +551,21 @@ func (s *server) measure(ctx context.Context, c config) error {
 	if s.name == "pypiserver" || s.name == "devpi" {
 		return s.measureSlowly(ctx, c)
 	}
+	return s.measureFast(ctx, c, []string{"Accept: " + accept, "Accept-Encoding: gzip"})
+}
+
+// measureFast asks with wrk.
+func (s *server) measureFast(ctx context.Context, c config, headers []string) error {
+	args := []string{"-t2", "-c", strconv.Itoa(c.connections), "-d", fmt.Sprintf("%ds", max(1, int(c.seconds))), "--timeout", "60s"}
+	for _, h := range headers {
+		args = append(args, "-H", h)
+	}
 	before := processorTime(s.cmd.Process.Pid)
-	out, err := exec.CommandContext(ctx, c.wrk, "-t2", "-c", strconv.Itoa(c.connections), "-d", fmt.Sprintf("%ds", max(1, int(c.seconds))), "--timeout", "60s",
-		"-H", "Accept: "+accept, "-H", "Accept-Encoding: gzip", s.url).CombinedOutput()
+	out, err := exec.CommandContext(ctx, c.wrk, append(args, s.url)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("wrk: %w\n%s", err, out)
 	}
-	if m := wrkError.FindSubmatch(out); m != nil {
+	if m := wrkError.FindSubmatch(out); m != nil && !c.failing {
 		return fmt.Errorf("%s: %s requests failed", s.name, m[1])
 	}
 	m := wrkRate.FindSubmatch(out)
@@ -562,7 +588,7 @@ func (s *server) measureSlowly(ctx context.Context, c config) error {
 	before := processorTime(s.cmd.Process.Pid)
 	begin, n, size := time.Now(), 0, 0
 	for n == 0 || time.Since(begin).Seconds() < c.seconds {
-		body, err := get(ctx, s.url)
+		body, err := get(ctx, s.url, accept, "gzip")
 		if err != nil {
 			return err
 		}
@@ -572,6 +598,76 @@ func (s *server) measureSlowly(ctx context.Context, c config) error {
 	took := time.Since(begin).Seconds()
 	s.cpu = append(s.cpu, (processorTime(s.cmd.Process.Pid)-before)/float64(n))
 	s.rates, s.bytes = append(s.rates, float64(n)/took), append(s.bytes, float64(size)/took)
+	return nil
+}
+
+// load is a kind of request that many clients make at once.
+type load struct {
+	name    string
+	change  func(url string) string
+	headers []string
+	status  int
+}
+
+var loads = []load{
+	{"page", func(url string) string { return url }, []string{"Accept: " + accept, "Accept-Encoding: gzip"}, http.StatusOK},
+	{"page with a query", func(url string) string { return url + "?x=1" }, []string{"Accept: " + accept, "Accept-Encoding: gzip"}, http.StatusOK},
+	{"HTML, not compressed", func(url string) string { return url }, []string{"Accept: text/html", "Accept-Encoding: identity"}, http.StatusOK},
+	{"not found", func(url string) string { return strings.Replace(url, project, "none", 1) }, []string{"Accept: " + accept}, http.StatusNotFound},
+}
+
+const loadConnections = 200
+
+// measureLoads asks kiln and nginx on 200 connections, and the others one request after the other.
+func measureLoads(ctx context.Context, out io.Writer, c config, servers []*server) error {
+	fmt.Fprintf(out, "%d connections, one round of %g s each; pypiserver and devpi one request at a time\n", loadConnections, c.seconds)
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(table, "\t\trequests/s\tCPU µs\t")
+	for _, l := range loads {
+		for _, s := range servers {
+			one := &server{name: s.name, url: l.change(s.url), cmd: s.cmd}
+			if err := one.ask(ctx, c, l); err != nil {
+				return fmt.Errorf("%s of %s: %w", l.name, s.name, err)
+			}
+			fmt.Fprintf(table, "%s\t%s\t%.1f\t%.0f\t\n", l.name, s.name, one.rates[0], one.cpu[0]*1e6)
+		}
+	}
+	return table.Flush()
+}
+
+// ask measures one round of a load.
+func (s *server) ask(ctx context.Context, c config, l load) error {
+	if s.name == "kiln" || s.name == "nginx" {
+		if l.status != http.StatusOK {
+			c.failing = true
+		}
+		c.connections = loadConnections
+		return s.measureFast(ctx, c, l.headers)
+	}
+	before := processorTime(s.cmd.Process.Pid)
+	begin, n := time.Now(), 0
+	for n == 0 || time.Since(begin).Seconds() < c.seconds {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
+		if err != nil {
+			return err
+		}
+		for _, h := range l.headers {
+			name, value, _ := strings.Cut(h, ": ")
+			req.Header.Set(name, value)
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		_, _ = io.Copy(io.Discard, res.Body)
+		_ = res.Body.Close()
+		if res.StatusCode != l.status {
+			return fmt.Errorf("%s: %s", s.url, res.Status)
+		}
+		n++
+	}
+	s.cpu = append(s.cpu, (processorTime(s.cmd.Process.Pid)-before)/float64(n))
+	s.rates = append(s.rates, float64(n)/time.Since(begin).Seconds())
 	return nil
 }
 

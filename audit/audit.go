@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"os"
 	"path"
 	"path/filepath"
 	"runtime"
@@ -19,6 +18,7 @@ import (
 	"github.com/klauspost/compress/flate"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
@@ -69,7 +69,7 @@ type Options struct {
 // Check audits a wheel or a single native library. The error is about reading the file or
 // about ctx; what is wrong with the file is in the report.
 func Check(ctx context.Context, file string, opts Options) (*Report, error) {
-	f, err := os.Open(file)
+	f, err := fsx.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("audit: %w", err)
 	}
@@ -77,9 +77,6 @@ func Check(ctx context.Context, file string, opts Options) (*Report, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("audit: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("audit %s: not a regular file", file)
 	}
 	return CheckReader(ctx, f, info.Size(), filepath.Base(file), opts)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/klauspost/compress/flate"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/audit/internal/table"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/wheel"
@@ -266,7 +267,7 @@ func torchFolder(dir string) ([]torchFile, error) {
 			}
 			files = append(files, torchFile{
 				name: "torch/" + filepath.ToSlash(rel), size: info.Size(),
-				open: func() (io.ReadCloser, error) { return os.Open(match) },
+				open: func() (io.ReadCloser, error) { return fsx.Open(match) },
 			})
 		}
 	}
@@ -286,7 +287,7 @@ func torchFolder(dir string) ([]torchFile, error) {
 			}
 			files = append(files, torchFile{
 				name: "torch/lib/" + filepath.Base(match), size: info.Size(),
-				open: func() (io.ReadCloser, error) { return os.Open(match) },
+				open: func() (io.ReadCloser, error) { return fsx.Open(match) },
 			})
 		}
 	}
@@ -492,7 +493,7 @@ func TakeFiles(kind, version string, files []string) (*Snapshot, error) {
 }
 
 func takeFile(kind, file string) (SnapshotLibrary, string, error) {
-	f, err := os.Open(file)
+	f, err := fsx.Open(file)
 	if err != nil {
 		return SnapshotLibrary{}, "", err
 	}
@@ -539,7 +540,7 @@ func OpenSnapshot(ctx context.Context, name string, opts SnapshotOptions) (*Snap
 	case info.IsDir() || strings.HasSuffix(name, ".whl"):
 		return TakeSnapshot(ctx, name, opts)
 	}
-	f, err := os.Open(name)
+	f, err := fsx.Open(name)
 	if err != nil {
 		return nil, err
 	}

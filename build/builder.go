@@ -219,7 +219,7 @@ func (b *Builder) gitEnv() []string {
 func (n Network) client() (*http.Client, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if n.CertFile != "" {
-		text, err := os.ReadFile(n.CertFile)
+		text, err := fsx.ReadFile(n.CertFile, 64<<20)
 		if err != nil {
 			return nil, fmt.Errorf("certificates: %w", err)
 		}

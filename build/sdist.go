@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // Limits of an sdist. The largest on the public index unpack to about 1 GB.
@@ -66,7 +68,7 @@ func member(name string, top *string) (string, error) {
 }
 
 func unpackTar(name string, root *os.Root) (time.Time, error) {
-	f, err := os.Open(name)
+	f, err := fsx.Open(name)
 	if err != nil {
 		return time.Time{}, err
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -61,8 +62,9 @@ func (a *attempt) keepShell() {
 // ErrNoShell says that a row has no environment to enter.
 var ErrNoShell = errors.New("no environment is kept")
 
-// Shell returns the command that opens a shell in the kept environment of a failed row.
-func Shell(ctx context.Context, stateDir, row string, sandboxes func(name string) (sandbox.Maker, error)) (argv []string, err error) {
+// Shell returns the command that opens a shell in the kept environment of a failed row. log gets the
+// output of making the environment.
+func Shell(ctx context.Context, stateDir, row string, log io.Writer, sandboxes func(name string) (sandbox.Maker, error)) (argv []string, err error) {
 	stateDir, err = filepath.Abs(stateDir)
 	if err != nil {
 		return nil, err
@@ -82,7 +84,7 @@ func Shell(ctx context.Context, stateDir, row string, sandboxes func(name string
 	if err != nil {
 		return nil, err
 	}
-	box, err := makers.Open(ctx, sandbox.Spec{Name: row + "-shell", Owner: "shell", Image: spec.Image, Setup: spec.Setup, Mounts: spec.Mounts, Log: os.Stderr})
+	box, err := makers.Open(ctx, sandbox.Spec{Name: row + "-shell", Owner: "shell", Image: spec.Image, Setup: spec.Setup, Mounts: spec.Mounts, Log: log})
 	if err != nil {
 		return nil, err
 	}

@@ -269,7 +269,7 @@ func (s *sources) getFile(ctx context.Context, source record.Source, to string) 
 		if !filepath.IsAbs(name) {
 			name = filepath.Join(s.dir, filepath.FromSlash(name))
 		}
-		body, err = os.Open(name)
+		body, err = fsx.Open(name)
 	}
 	if err != nil {
 		return err
@@ -478,7 +478,7 @@ func (s *sources) eachFile(ctx context.Context, dir string, visit func(rel strin
 			}
 			content = io.NopCloser(strings.NewReader(target))
 		case mode.IsRegular():
-			if content, err = os.Open(name); err != nil {
+			if content, err = fsx.Open(name); err != nil {
 				return "", err
 			}
 		default:
@@ -559,7 +559,7 @@ func copyFolder(from, to string) error {
 			}
 			return root.Symlink(link, rel)
 		}
-		f, err := os.Open(name)
+		f, err := fsx.Open(name)
 		if err != nil {
 			return err
 		}

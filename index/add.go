@@ -466,7 +466,7 @@ func inspect(ctx context.Context, n *NewFile, config *Config, opts *AddOptions, 
 	if n.UploadTime.IsZero() {
 		c.file.UploadTime = time.Now().UTC().Truncate(time.Second)
 	}
-	f, err := os.Open(n.Path)
+	f, err := fsx.Open(n.Path)
 	if err != nil {
 		return nil, err
 	}

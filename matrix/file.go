@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"regexp/syntax"
@@ -12,11 +11,15 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
 )
+
+// maxVersionFile bounds the file that a version is taken from.
+const maxVersionFile = 64 << 20
 
 // File is a packages.yml that was read and checked as far as it can be without the
 // inputs of a run. It is immutable.
@@ -134,7 +137,7 @@ func (f *File) ReadVersions() (map[string]string, diag.List) {
 			source = filepath.Join(filepath.Dir(f.Name), source)
 		}
 		name := filepath.Join(source, filepath.FromSlash(from.File.Value))
-		text, err := os.ReadFile(name)
+		text, err := fsx.ReadFile(name, maxVersionFile)
 		if err != nil {
 			message := err.Error()
 			if errors.Is(err, fs.ErrNotExist) {

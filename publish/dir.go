@@ -23,6 +23,9 @@ const manifestName = "kiln-release.json"
 
 const manifestFormat = "kiln-release/1"
 
+// maxManifest bounds what is read of it.
+const maxManifest = 64 << 20
+
 // manifest is what a folder or bucket knows of a release.
 type manifest struct {
 	Format string `json:"format"`
@@ -169,7 +172,7 @@ func (t *dirTarget) release(tag string) (Release, error) {
 // manifest returns an empty one for a release that was only begun.
 func (t *dirTarget) manifest(tag string) (*manifest, error) {
 	path := filepath.Join(t.dir, tag, manifestName)
-	text, err := os.ReadFile(path)
+	text, err := fsx.ReadFile(path, maxManifest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &manifest{}, nil
 	}
@@ -254,7 +257,7 @@ func (t *dirTarget) Open(_ context.Context, tag, name string) (io.ReadCloser, er
 	if err != nil {
 		return nil, err
 	}
-	return os.Open(path)
+	return fsx.Open(path)
 }
 
 func (t *dirTarget) Remove(_ context.Context, tag, name string) error {

@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // Target is a place that files are published to. Files belong to releases, which have a tag.
@@ -136,7 +137,7 @@ func (f *LocalFile) open() (io.ReadSeekCloser, error) {
 	if f.Data != nil {
 		return nopCloser{strings.NewReader(string(f.Data))}, nil
 	}
-	return os.Open(f.Path)
+	return fsx.Open(f.Path)
 }
 
 type nopCloser struct{ io.ReadSeeker }

@@ -137,8 +137,7 @@ type Reader struct {
 }
 
 // SetInflater makes r read deflated members with another implementation than
-// compress/flate, for instance a faster one. It must report damaged data with a
-// [flate.CorruptInputError] or [io.ErrUnexpectedEOF], and read no byte after the
+// compress/flate, for instance a faster one. It must read no byte after the
 // last block from a reader that is an [io.ByteReader]. If what it returns is a
 // [flate.Resetter], it is used for several members. It is called before r is used
 // for anything else.
@@ -146,11 +145,19 @@ func (r *Reader) SetInflater(open func(io.Reader) io.ReadCloser) { r.makeFlate =
 
 // Open opens a wheel with the default limits. The caller closes it.
 func Open(path string) (*Reader, error) {
+	// Looked at first, since opening a named pipe waits for a writer.
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("open wheel %s: not a regular file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	info, err := f.Stat()
+	info, err = f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("open wheel %s: not a regular file", path)
 	}

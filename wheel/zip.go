@@ -578,12 +578,27 @@ func isASCII(s string) bool {
 	return true
 }
 
+// watchedReader remembers why reading failed.
+type watchedReader struct {
+	io.Reader
+	err error
+}
+
+func (r *watchedReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil && err != io.EOF { //nolint:errorlint // Readers return io.EOF itself.
+		r.err = err
+	}
+	return n, err
+}
+
 // memberReader inflates one member. It never returns more bytes than the headers
 // announced, and at the end it has compared length, checksum and the number of
 // compressed bytes used.
 type memberReader struct {
 	e    *entry
-	in   *bufio.Reader // compressed data
+	src  *watchedReader
+	in   *bufio.Reader // compressed data, of src
 	out  io.Reader     // in, or an inflater on it
 	left int64         // announced bytes not yet returned
 	crc  hash.Hash32
@@ -630,12 +645,14 @@ func (s *inflater) open(r io.ReaderAt, e *entry, tee io.Writer) *memberReader {
 	if tee != nil {
 		src = io.TeeReader(src, tee)
 	}
+	watched := &watchedReader{Reader: src}
+	src = watched
 	if s.in == nil {
 		s.in = bufio.NewReaderSize(src, 64<<10)
 	} else {
 		s.in.Reset(src)
 	}
-	m := &memberReader{e: e, in: s.in, out: s.in, left: e.size, crc: crc32.NewIEEE()}
+	m := &memberReader{e: e, src: watched, in: s.in, out: s.in, left: e.size, crc: crc32.NewIEEE()}
 	if e.method == methodDeflate {
 		again, ok := s.flate.(flate.Resetter)
 		switch {
@@ -672,12 +689,12 @@ func (m *memberReader) Read(p []byte) (int, error) {
 }
 
 func (m *memberReader) finish(err error) error {
-	var corrupt flate.CorruptInputError
 	switch {
-	case errors.As(err, &corrupt), errors.Is(err, io.ErrUnexpectedEOF):
-		return refuse(m.e.name, "corrupt deflate data")
+	case m.src.err != nil:
+		return &memberError{m.e.name, m.src.err}
 	case !errors.Is(err, io.EOF):
-		return &memberError{m.e.name, err}
+		// The bytes could be read, so they are at fault, whatever the inflater calls it.
+		return refuse(m.e.name, "corrupt deflate data")
 	case m.left != 0:
 		return refuse(m.e.name, "inflates to %d of the announced %d bytes", m.e.size-m.left, m.e.size)
 	case m.crc.Sum32() != m.e.crc:

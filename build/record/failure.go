@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/matrix"
 )
@@ -50,7 +50,7 @@ func ShortReason(row, reason string) string {
 // ReadFailure returns why the build of a row failed, nil if that is not known for its
 // configuration.
 func ReadFailure(path string, row *matrix.Row) (*Failure, error) {
-	text, err := os.ReadFile(path)
+	text, err := fsx.ReadFile(path, maxBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // nothing is known
 	}

@@ -19,6 +19,9 @@ import (
 
 const format = "kiln-record/1"
 
+// maxBytes bounds what is read of a record: reports of large wheels have some megabytes.
+const maxBytes = 256 << 20
+
 // Dir is the folder of the records in a dist folder: beside the files, so that they travel
 // together.
 const Dir = "records"
@@ -188,7 +191,7 @@ func Path(dist, row string) string { return filepath.Join(dist, Dir, row+".json"
 func Read(dist, row string) (*Record, error) { return readFile(Path(dist, row)) }
 
 func readFile(path string) (*Record, error) {
-	text, err := os.ReadFile(path)
+	text, err := fsx.ReadFile(path, maxBytes)
 	if err != nil {
 		return nil, err
 	}

@@ -486,8 +486,16 @@ func (a *app) logsCommand() *cobra.Command {
 				return fmt.Errorf("log of %s: %w", job.ID, err)
 			}
 			defer f.Close()
-			_, err = f.WriteTo(a.stdout)
-			return err
+			// A terminal must not act on what a build printed; a file gets the bytes.
+			if a.out.Width == 0 {
+				_, err = f.WriteTo(ui.Raw(a.stdout))
+				return err
+			}
+			out := ui.Log(a.stdout)
+			if _, err := f.WriteTo(out); err != nil {
+				return err
+			}
+			return out.Flush()
 		},
 	}
 	cmd.Flags().StringVar(&state, "state", ".kiln", "the state `folder`")

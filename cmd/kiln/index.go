@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"path/filepath"
 	"runtime/debug"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/web"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/publish"
@@ -246,7 +246,7 @@ func (a *app) openOutput(dir string) (store *index.Store, simple bool, err error
 func (a *app) publishManifest(ctx context.Context, store *index.Store, name, base string, when time.Time, opts index.AddOptions) ([]index.Change, []index.Problem, error) {
 	in := a.stdin
 	if name != "-" {
-		f, err := os.Open(name)
+		f, err := fsx.Open(name)
 		if err != nil {
 			return nil, nil, fmt.Errorf("--manifest: %w", err)
 		}

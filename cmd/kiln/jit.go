@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/jit"
@@ -95,7 +96,7 @@ func (a *app) jit(ctx context.Context, args []string, f jitFlags) error {
 		return err
 	}
 	if _, set := os.LookupEnv("EXLLAMA_VERBOSE"); set || f.verbose {
-		opts.Output = a.stderr
+		opts.Output = ui.Log(a.stderr)
 	}
 	switch {
 	case f.explain:
@@ -188,7 +189,7 @@ func (a *app) readSpec(name string) (*jit.Spec, error) {
 		text, err = io.ReadAll(io.LimitReader(a.stdin, maxSpec))
 		file, shown = "", "standard input"
 	} else {
-		text, err = os.ReadFile(name)
+		text, err = fsx.ReadFile(name, maxSpec)
 	}
 	if err != nil {
 		return nil, err

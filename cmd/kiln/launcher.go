@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -25,7 +24,7 @@ func (a *app) launcherCommand() *cobra.Command {
 		Example: "  kiln launcher setup options.json found.json",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			text, err := os.ReadFile(args[0])
+			text, err := fsx.ReadFile(args[0], maxInput)
 			if err != nil {
 				return err
 			}

@@ -38,12 +38,15 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	color := os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
-	app := &app{stdin: stdin, stdout: stdout, stderr: stderr, out: ui.Detect(stdout, color), err: ui.Detect(stderr, color)}
+	app := &app{stdin: stdin, out: ui.Detect(stdout, color), err: ui.Detect(stderr, color)}
+	out, errs := ui.NewWriter(stdout, app.out), ui.NewWriter(stderr, app.err)
+	app.stdout, app.stderr = out, errs
+	defer func() { _ = errors.Join(out.Flush(), errs.Flush()) }() // as of every line before, it is too late to say so
 	cmd := app.command()
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	if ctx.Err() != nil && (!app.stopped || err != nil) {
-		fmt.Fprintln(stderr, "kiln: interrupted")
+		fmt.Fprintln(app.stderr, "kiln: interrupted")
 		return exitInterrupted
 	}
 	return app.exitCode(err)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/pick"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/wheel"
@@ -258,7 +258,7 @@ func readFileOrStdin(a *app, name string) ([]byte, error) {
 		_, err := buf.ReadFrom(a.stdin)
 		return buf.Bytes(), err
 	}
-	return os.ReadFile(name)
+	return fsx.ReadFile(name, maxInput)
 }
 
 // apply replaces what is known of a machine with what the flags say.

@@ -17,6 +17,7 @@ import (
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
@@ -56,7 +57,7 @@ func (f *planFlags) register(cmd *cobra.Command) {
 	_ = cmd.MarkFlagFilename("file", "yml", "yaml")
 	_ = cmd.MarkFlagFilename("compat", "json")
 	_ = cmd.RegisterFlagCompletionFunc("package", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		text, err := os.ReadFile(f.file)
+		text, err := fsx.ReadFile(f.file, maxInput)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
@@ -88,9 +89,9 @@ func (f *planFlags) load(stdin io.Reader) (*planned, error) {
 	var err error
 	if f.file == "-" {
 		out.file = "<stdin>"
-		text, err = io.ReadAll(stdin)
+		text, err = io.ReadAll(io.LimitReader(stdin, maxInput))
 	} else {
-		text, err = os.ReadFile(f.file)
+		text, err = fsx.ReadFile(f.file, maxInput)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && f.file == defaultFile:
@@ -142,7 +143,7 @@ func (f *planFlags) compatTable() (*compat.Table, error) {
 	if f.compat == "" {
 		return compat.Default(), nil
 	}
-	text, err := os.ReadFile(f.compat)
+	text, err := fsx.ReadFile(f.compat, maxInput)
 	if err != nil {
 		return nil, fmt.Errorf("--compat: %w", err)
 	}
@@ -162,7 +163,7 @@ func (f *planFlags) readHistory() (*matrix.History, error) {
 	if name == "" {
 		name = filepath.Join(filepath.Dir(f.file), filepath.FromSlash(defaultHistory))
 	}
-	text, err := os.ReadFile(name)
+	text, err := fsx.ReadFile(name, maxInput)
 	if errors.Is(err, fs.ErrNotExist) && f.history == "" {
 		return nil, nil //nolint:nilnil // nothing was measured yet
 	}

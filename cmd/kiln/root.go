@@ -16,6 +16,9 @@ import (
 	"github.com/kiln-build/kiln/machine"
 )
 
+// maxInput bounds the texts that users give: configurations, tables, reports.
+const maxInput = 256 << 20
+
 // app is what every command shares: where to write, and the global flags.
 type app struct {
 	stdin          io.Reader

@@ -21,6 +21,7 @@ import (
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/index/web"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
 )
@@ -311,7 +312,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	}
 	if err == nil {
 		var pair tls.Certificate
-		if pair, err = tls.LoadX509KeyPair(c.certFile, c.keyFile); err == nil {
+		if pair, err = readKeyPair(c.certFile, c.keyFile); err == nil {
 			c.pair, c.mtime = &pair, info.ModTime()
 		}
 	}
@@ -319,6 +320,18 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return c.pair, nil // a half-written renewal: the old one is used until it is whole
 	}
 	return nil, fmt.Errorf("certificate: %w", err)
+}
+
+func readKeyPair(certFile, keyFile string) (tls.Certificate, error) {
+	cert, err := fsx.ReadFile(certFile, maxInput)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	key, err := fsx.ReadFile(keyFile, maxInput)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(cert, key)
 }
 
 func (a *app) serveTokenCommand(f *serveFlags) *cobra.Command {

@@ -202,7 +202,7 @@ func (a *app) workflowFreeDiskCommand() *cobra.Command {
 			if os.Getenv("GITHUB_ACTIONS") != "true" || os.Getenv("RUNNER_ENVIRONMENT") != "github-hosted" {
 				return errors.New("this is no runner that GitHub hosts; nothing is removed from other machines")
 			}
-			before, after, err := workflow.FreeDisk(cmd.Context(), os.Environ(), a.stderr)
+			before, after, err := workflow.FreeDisk(cmd.Context(), os.Environ(), ui.Log(a.stderr))
 			if err != nil {
 				return err
 			}

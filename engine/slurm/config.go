@@ -71,7 +71,7 @@ func ReadConfig(name string) (*Config, error) {
 	c := &Config{}
 	given := name != ""
 	name = cmp.Or(name, ConfigFile)
-	text, err := os.ReadFile(name)
+	text, err := fsx.ReadFile(name, 1<<20)
 	if errors.Is(err, fs.ErrNotExist) && !given {
 		return c, nil
 	}

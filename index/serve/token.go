@@ -136,7 +136,7 @@ func (t *Tokens) load() error {
 	if stamp == t.stamp {
 		return nil
 	}
-	data, err := os.ReadFile(t.path)
+	data, err := fsx.ReadFile(t.path, 64<<20)
 	if err != nil {
 		return fmt.Errorf("read tokens: %w", err)
 	}

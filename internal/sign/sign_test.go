@@ -157,7 +157,7 @@ func TestTrustFile(t *testing.T) {
 }
 
 func FuzzTrust(f *testing.F) {
-	f.Add([]byte(`{"format":"kiln-trust/1","keys":[{"id":"21fe31dfa154a261","public":"MCowBQYDK2VwAyEAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","from":"2026-01-01T00:00:00Z"}]}`))
+	f.Add([]byte(`{"format":"kiln-trust/1","keys":[{"id":"66687aadf862bd77","public":"MCowBQYDK2VwAyEAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","from":"2026-01-01T00:00:00Z"}]}`))
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		trust, err := sign.ParseTrust(text)

@@ -18,7 +18,7 @@ type Live struct {
 }
 
 // NewLive makes a live view.
-func NewLive(w io.Writer, term Terminal) *Live { return &Live{w: w, term: term} }
+func NewLive(w io.Writer, term Terminal) *Live { return &Live{w: Raw(w), term: term} }
 
 // IsLive reports whether the lines of Set are shown at all.
 func (l *Live) IsLive() bool { return l.term.Width > 0 }
@@ -34,7 +34,7 @@ func (l *Live) Set(lines []string) {
 	l.erase(&b)
 	l.lines = l.lines[:0]
 	for _, line := range lines {
-		l.lines = append(l.lines, cut(line, l.term.Width-1))
+		l.lines = append(l.lines, cut(Escape(line), l.term.Width-1))
 	}
 	l.draw(&b)
 	_, _ = io.WriteString(l.w, b.String())
@@ -46,7 +46,9 @@ func (l *Live) Print(text string) {
 	defer l.mu.Unlock()
 	var b strings.Builder
 	l.erase(&b)
-	b.WriteString(strings.TrimRight(text, "\n") + "\n")
+	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
+		b.WriteString(Escape(line) + "\n")
+	}
 	l.draw(&b)
 	_, _ = io.WriteString(l.w, b.String())
 }

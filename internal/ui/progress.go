@@ -29,7 +29,7 @@ type Progress struct {
 // NewProgress makes a progress display for a job with a short name.
 func NewProgress(w io.Writer, term Terminal, what string) *Progress {
 	now := time.Now()
-	return &Progress{w: w, term: term, what: what, start: now, last: now}
+	return &Progress{w: Raw(w), term: term, what: Escape(what), start: now, last: now}
 }
 
 const (

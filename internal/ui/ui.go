@@ -54,8 +54,14 @@ func NewTable(headings ...string) *Table {
 	return t
 }
 
-// Add appends a row. Missing cells are empty.
-func (t *Table) Add(cells ...string) { t.rows = append(t.rows, cells) }
+// Add appends a row. Missing cells are empty, and foreign text is escaped.
+func (t *Table) Add(cells ...string) {
+	row := make([]string, len(cells))
+	for i, c := range cells {
+		row[i] = Escape(c)
+	}
+	t.rows = append(t.rows, row)
+}
 
 // Write prints the table, cutting lines to the terminal's width.
 func (t *Table) Write(w io.Writer, term Terminal) error {
@@ -93,7 +99,7 @@ func (t *Table) Write(w io.Writer, term Terminal) error {
 	for _, row := range t.rows {
 		line(row, "")
 	}
-	_, err := io.WriteString(w, out.String())
+	_, err := io.WriteString(Raw(w), out.String())
 	return err
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/model/safetensors"
 )
 
@@ -30,14 +31,11 @@ func openRegular(path string) (*os.File, fs.FileInfo, error) {
 	if _, err := statRegular(path); err != nil {
 		return nil, nil, err
 	}
-	f, err := os.Open(path)
+	f, err := fsx.Open(path)
 	if err != nil {
 		return nil, nil, reason(err)
 	}
 	info, err := f.Stat()
-	if err == nil {
-		err = checkRegular(info)
-	}
 	if err != nil {
 		return nil, nil, errors.Join(err, f.Close())
 	}
@@ -55,22 +53,7 @@ func statRegular(path string) (fs.FileInfo, error) {
 	if err != nil {
 		return nil, reason(err)
 	}
-	return info, checkRegular(info)
-}
-
-func checkRegular(info fs.FileInfo) error {
-	switch mode := info.Mode(); {
-	case mode.IsRegular():
-		return nil
-	case mode.IsDir():
-		return errors.New("is a folder, not a file")
-	case mode&fs.ModeNamedPipe != 0:
-		return errors.New("is a named pipe, not a file")
-	case mode&fs.ModeDevice != 0:
-		return errors.New("is a device, not a file")
-	default:
-		return fmt.Errorf("is not a regular file (%v)", mode.Type())
-	}
+	return info, fsx.CheckRegular(info)
 }
 
 func checkLink(path string) error {

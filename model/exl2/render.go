@@ -55,7 +55,7 @@ func (info *Info) WriteText(w io.Writer, color bool) error {
 		}
 		text := fmt.Sprintf("%*.2f", width, c.Bits)
 		if color {
-			text = fmt.Sprintf("\x1b[48;5;%dm\x1b[38;5;232m%s\x1b[0m", ansiShade(c.Bits), text)
+			text = fmt.Sprintf("\x1b[48;5;%d;38;5;232m%s\x1b[0m", ansiShade(c.Bits), text)
 		}
 		fmt.Fprint(b, "  "+text)
 	}

@@ -418,7 +418,7 @@ func (p *Plan) keep(path, name string, e fs.DirEntry) error {
 			f.unlisted = true
 		}
 	default:
-		return fmt.Errorf("%s: %w", name, checkRegular(info))
+		return fmt.Errorf("%s: %w", name, fsx.CheckRegular(info))
 	}
 	p.Files = append(p.Files, f)
 	return nil

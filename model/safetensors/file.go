@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/kiln-build/kiln/internal/fsx"
 )
 
 // File is an open safetensors file. Its methods may be used by several goroutines at
@@ -15,7 +17,7 @@ type File struct {
 
 // Open opens a file and checks its header. Errors name the file. Its data is not read.
 func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+	f, err := fsx.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -31,9 +33,6 @@ func readFileHeader(f *os.File) (*Header, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("not a regular file (%v)", info.Mode().Type())
 	}
 	return ReadHeader(f, info.Size())
 }

@@ -330,3 +330,13 @@ func FuzzWords(f *testing.F) {
 		}
 	})
 }
+
+func FuzzReadHistory(f *testing.F) {
+	f.Add([]byte(`{"format":"kiln-history/1","rows":{"demo":{"seconds":60,"peak_memory_bytes":1000}},"units":{"demo":[{"name":"a","count":2,"axes":["python"]}]}}`))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(_ *testing.T, text []byte) {
+		if h, err := matrix.ReadHistory(bytes.NewReader(text)); err == nil && h == nil {
+			panic("no history and no error")
+		}
+	})
+}

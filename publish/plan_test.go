@@ -555,3 +555,21 @@ func FuzzStatement(f *testing.F) {
 		}
 	})
 }
+
+// FuzzRelease: the books of a release are read from a place that others may write to. What was read
+// can be written again, and says the same.
+func FuzzRelease(f *testing.F) {
+	f.Add([]byte(`{"format":"kiln-release/1","tag":"v1","created":"2026-01-01T00:00:00Z","files":[{"name":"a.whl","size":1,"sha256":"00"}],"changes":[{"name":"a.whl","action":"replaced"}]}`))
+	fuzzcorpus.Add(f)
+	files := []publish.RemoteFile{{Name: "a.whl", Size: 1}, {Name: "b.whl"}}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		once, err := publish.ParseRelease(text, files)
+		if err != nil {
+			return
+		}
+		twice, err := publish.ParseRelease(once, files)
+		if err != nil || !bytes.Equal(once, twice) {
+			t.Fatalf("%v\n%s\n%s", err, once, twice)
+		}
+	})
+}

@@ -123,7 +123,7 @@ func hostile(t *testing.T) string {
 	}
 	write("good-1.0-py3-none-any.whl.intoto.jsonl", string(statement))
 	write("packages.yml", "packages:\n  demo:\n    source: {path: .}\n    versions: [\"1.0\"]\n    local_version: \"\"\n    env: {X: \"\u202e\"}\n    nonsense\u202e: 1\n    matrix: [{python: \"3.12\"}]\n")
-	write("build/packages.yml", "packages:\n  demo:\n    source: {path: .}\n    versions: [\"1.0\"]\n    local_version: \"\"\n    matrix: [{python: \"PYTHON\"}]\n")
+	write("build/packages.yml", "packages:\n  demo:\n    source: {path: .}\n    versions: [\"1.0\"]\n    local_version: \"\"\n    extra_deps: [setuptools, build]\n    matrix: [{python: \"PYTHON\"}]\n")
 	write("build/setup.py", "import sys\nsys.stdout.write('"+strings.NewReplacer("\x1b", `\x1b`, "\a", `\x07`, "\u009b", `\u009b`, "\u202e", `\u202e`).Replace(evil)+"\\n')\nraise SystemExit('error: it cannot be built: \\x1b[2J\\u202e')\n")
 	write("model/config.json", `{"architectures": ["`+strings.ReplaceAll(strings.ReplaceAll(evil, "\x1b", `\u001b`), "\a", `\u0007`)+`"]}`)
 	write("model/"+evil+".safetensors", "nonsense")
@@ -188,6 +188,7 @@ func TestTerminal(t *testing.T) {
 		{"model", "inspect", "model"},
 		{"model", "verify", "model"},
 		{"model", "diff", "model", "no" + evil},
+		{"model", "sign", "model", "--sign-key", evil},
 		{"model", "reshard", "model", "--out", "x", "--shard-size", "1 GB"},
 		{"model", "plan", "--job", "job"},
 		{"model", "compile", "--job", "job"},
@@ -337,6 +338,7 @@ func TestNamedPipes(t *testing.T) {
 		{"model", "verify", "pipes"},
 		{"model", "verify", "model", "--manifest", p},
 		{"model", "diff", "pipes", "pipes"},
+		{"model", "sign", "model", "--sign-key", p},
 		{"model", "reshard", "pipes", "--out", "x", "--shard-size", "1 GB"},
 		{"model", "plan", "--job", "pipejob"},
 		{"model", "compile", "--job", "pipejob"},
@@ -354,7 +356,7 @@ func TestNamedPipes(t *testing.T) {
 			t.Errorf("kiln %q: still waiting", args)
 		case err == nil && args[1] != "inspect": // which lists it among the problems
 			t.Errorf("kiln %q: accepted\n%s", args, text)
-		case !strings.Contains(text, "is a pipe, not a file") && !strings.Contains(text, "not a regular file"):
+		case !strings.Contains(text, "is a named pipe, not a file") && !strings.Contains(text, "not a regular file"):
 			t.Errorf("kiln %q: %s", args, text)
 		}
 		cancel()

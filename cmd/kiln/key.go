@@ -23,7 +23,8 @@ func (a *app) keyCommand() *cobra.Command {
 		Long: `Keys sign what kiln publish and kiln model sign make. The trust file has the public keys that count, with dates:
 a key that is replaced gets an end, and what it signed before stays good; a key that others may have is revoked, and nothing that
 it ever signed is good, since its holder can write any date. kiln verify --trust FILE and kiln model verify --trust FILE use it.`,
-		Args: cobra.NoArgs,
+		Example: "  kiln key create release\n  kiln key trust release.pub --name 'release 2026' --until 2027-01-01",
+		Args:    cobra.NoArgs,
 	}
 	cmd.AddCommand(a.keyCreateCommand(), a.keyTrustCommand(), a.keyRetireCommand(), a.keyRevokeCommand(), a.keyListCommand())
 	return cmd
@@ -158,9 +159,10 @@ func (a *app) changeKey(file, id, done string, change func(*sign.Key) error) err
 func (a *app) keyRetireCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
-		Use:   "retire KEY",
-		Short: "Give a key of the trust file an end: what it signed before stays good",
-		Args:  cobra.ExactArgs(1),
+		Use:     "retire KEY",
+		Short:   "Give a key of the trust file an end: what it signed before stays good",
+		Example: "  kiln key retire 'release 2026' --at 2026-07-01",
+		Args:    cobra.ExactArgs(1),
 	}
 	trustFlag(cmd, &file)
 	at := dateFlag(cmd, "at", "the `date` from which it does not sign any more (default: now)")
@@ -209,9 +211,10 @@ func (a *app) keyListCommand() *cobra.Command {
 	var file string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "Show the keys of the trust file",
-		Args:  cobra.NoArgs,
+		Use:     "list",
+		Short:   "Show the keys of the trust file",
+		Example: "  kiln key list --trust trust.json",
+		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			t, err := sign.ReadTrust(file)
 			if err != nil {

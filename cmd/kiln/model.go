@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ text-generation interfaces load, and looks into such folders. reshard and diff t
 in safetensors files. Needs no GPU and no Python.`,
 		Example: "  kiln model compile --job work/ --out my-model-exl2-4.0bpw",
 	}
-	cmd.AddCommand(a.modelCompileCommand(), a.modelPlanCommand(), a.modelInspectCommand(), a.modelVerifyCommand(),
+	cmd.AddCommand(a.modelCompileCommand(), a.modelPlanCommand(), a.modelInspectCommand(), a.modelVerifyCommand(), a.modelSignCommand(),
 		a.modelReshardCommand(), a.modelDiffCommand())
 	return cmd
 }
@@ -301,18 +302,32 @@ func writeReport(path string, write func(io.Writer) error) error {
 func (a *app) modelVerifyCommand() *cobra.Command {
 	var asJSON bool
 	var opts exl2.VerifyOptions
+	var trust trustFlags
 	cmd := &cobra.Command{
 		Use:   "verify FOLDER",
 		Short: "Check a model against its manifest, the rules of EXL2 and its source",
 		Long: `Re-reads every file and compares it with the manifest, checks the invariants of all
 quantized matrices, and with --model converts the float tensors of the source again and
 compares them. Exit code 1 means that something is wrong with the model, or that it has no
-digests to compare with; --structure does without them.`,
-		Example: "  kiln model verify my-model-exl2 --model llama-3-8b/",
+digests to compare with; --structure does without them. With --key or --trust the manifest must be
+signed by one of these keys, while it was valid.`,
+		Example: "  kiln model verify my-model-exl2 --model llama-3-8b/\n  kiln model verify my-model-exl2 --trust trust.json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if _, err := os.Stat(args[0]); err != nil {
 				return err
+			}
+			keys, err := trust.read()
+			if err != nil {
+				return err
+			}
+			if keys != nil {
+				if opts.Structure {
+					return errors.New("--structure compares no digests, so a signature says nothing; leave one of them out")
+				}
+				opts.Signature = func(manifest []byte) (string, error) {
+					return verifyManifest(cmp.Or(opts.ManifestPath, filepath.Join(args[0], exl2.ManifestName)), manifest, keys)
+				}
 			}
 			progress := ui.NewProgress(a.stderr, a.err, filepath.Base(args[0]))
 			opts.Progress = func(p exl2.Progress) { progress.Set(p.Done, p.Total) }
@@ -343,6 +358,9 @@ digests to compare with; --structure does without them.`,
 				verdict = "good structure"
 			} else {
 				against = fmt.Sprintf("%s and %s as in the manifest", units.Count(report.Files, "file"), units.Count(report.Tensors, "tensor"))
+				if report.Signer != "" {
+					against += ", signed by " + report.Signer
+				}
 			}
 			_, err = fmt.Fprintf(a.stdout, "%s: %s (%s; %s checked; %s compared with the source)\n",
 				report.Dir, verdict, against, units.Count(report.Matrices, "quantized layer"), units.Count(report.Sources, "tensor"))
@@ -352,6 +370,7 @@ digests to compare with; --structure does without them.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().StringVar(&opts.ModelDir, "model", "", "the source model `folder`, to compare float tensors with")
 	cmd.Flags().StringVar(&opts.ManifestPath, "manifest", "", "the manifest `file` (default: the one in the folder)")
+	trust.register(cmd)
 	cmd.Flags().BoolVar(&opts.Structure, "structure", false, "check sizes and structure only: changed weights are not noticed")
 	return cmd
 }

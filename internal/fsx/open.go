@@ -19,7 +19,7 @@ func CheckRegular(info fs.FileInfo) error {
 	case mode.IsDir():
 		return notRegular("is a folder, not a file")
 	case mode&fs.ModeNamedPipe != 0:
-		return notRegular("is a pipe, not a file")
+		return notRegular("is a named pipe, not a file")
 	case mode&fs.ModeDevice != 0:
 		return notRegular("is a device, not a file")
 	case mode&fs.ModeSocket != 0:

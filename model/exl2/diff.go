@@ -430,7 +430,7 @@ func (d *Difference) diffFiles(sides [2]*folder) error {
 	for i, m := range sides {
 		files[i] = map[string]sourceFile{}
 		for _, f := range m.others {
-			if f.name != IndexFile && f.name != ManifestName && f.name != ConfigFile {
+			if f.name != IndexFile && f.name != ManifestName && f.name != ManifestName+SignatureSuffix && f.name != ConfigFile {
 				files[i][f.name] = f
 				names[f.name] = true
 			}

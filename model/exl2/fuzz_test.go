@@ -129,3 +129,27 @@ func checkAccepted(t *testing.T, src quant.Source, packed int64) *quant.LayerInf
 	}
 	return &m
 }
+
+// FuzzManifest: a manifest may be anyone's. It names no file outside of the folder, and whatever it
+// says of those inside, the model is judged.
+func FuzzManifest(f *testing.F) {
+	f.Add([]byte(`{"schema":"kiln-exl2-manifest/1","files":[{"name":"a.safetensors","size":18,"sha256":"00"}],"tensors":[{"name":"t","file":"a.safetensors","dtype":"F16","shape":[1],"offset":9,"size":2,"sha256":"00"}]}`))
+	f.Add([]byte(`{"schema":"kiln-exl2-manifest/1","files":[{"name":"../config.json","size":1}]}`))
+	fuzzcorpus.Add(f)
+	dir := f.TempDir()
+	for name, text := range map[string]string{"a.safetensors": "\x02\x00\x00\x00\x00\x00\x00\x00{}        ", "config.json": "{}"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			f.Fatal(err)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		manifest := filepath.Join(t.TempDir(), ManifestName)
+		if err := os.WriteFile(manifest, text, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		report, err := Verify(t.Context(), dir, VerifyOptions{ManifestPath: manifest})
+		if err == nil && report.OK() {
+			t.Fatal("a folder without a model is good")
+		}
+	})
+}

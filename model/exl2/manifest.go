@@ -112,16 +112,31 @@ func (m *Manifest) encode() ([]byte, error) {
 
 // ReadManifest reads a manifest file.
 func ReadManifest(path string) (*Manifest, error) {
+	m, _, err := readManifest(path)
+	return m, err
+}
+
+// readManifest returns the bytes too, which a signature is about.
+func readManifest(path string) (*Manifest, []byte, error) {
 	data, err := readSmall(path, maxManifestBytes)
 	if err != nil {
-		return nil, fmt.Errorf("read manifest %s: %w", path, err)
+		return nil, nil, fmt.Errorf("read manifest %s: %w", path, err)
 	}
+	m, err := ParseManifest(data)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read manifest %s: %w", path, err)
+	}
+	return m, data, nil
+}
+
+// ParseManifest reads the text of a manifest.
+func ParseManifest(data []byte) (*Manifest, error) {
 	var m Manifest
 	if err := json.Unmarshal(data, &m); err != nil {
-		return nil, fmt.Errorf("read manifest %s: %w", path, err)
+		return nil, err
 	}
 	if m.Schema != manifestSchema {
-		return nil, fmt.Errorf("read manifest %s: schema %q, want %q", path, m.Schema, manifestSchema)
+		return nil, fmt.Errorf("schema %q, want %q", m.Schema, manifestSchema)
 	}
 	return &m, nil
 }

@@ -34,6 +34,8 @@ const (
 	IndexFile = safetensors.IndexName
 	// ManifestName has the digests of a compiled model, see Manifest.
 	ManifestName = "kiln-manifest.json"
+	// SignatureSuffix is what the name of a manifest gets for the file with its signature.
+	SignatureSuffix = ".intoto.jsonl"
 	// ConverterVersion is the version of the converter whose step this is; it goes into
 	// quantization_config where nothing says which release quantized.
 	ConverterVersion = "0.3.2"

@@ -25,6 +25,7 @@ const (
 	BadValue      Kind = "bad-value"      // infinity or NaN where the caller wants none
 	Mismatch      Kind = "mismatch"       // verification: content is not what was recorded
 	ForeignFile   Kind = "foreign-file"   // verification: a file that was not recorded
+	BadSignature  Kind = "bad-signature"  // verification: the manifest is not signed by a trusted key
 	NotVerifiable Kind = "not-verifiable" // verification: there is nothing recorded to compare with
 )
 

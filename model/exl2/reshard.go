@@ -358,7 +358,7 @@ func digits(s string) int {
 
 // addOthers plans everything in the folder that is not a shard of the model.
 func (p *Plan) addOthers(m *folder, dir string) (ps Problems) {
-	taken := map[string]bool{IndexFile: true, ManifestName: true}
+	taken := map[string]bool{IndexFile: true, ManifestName: true, ManifestName + SignatureSuffix: true}
 	for _, f := range m.index.files {
 		taken[filepath.Base(f.input.Path)] = true
 	}

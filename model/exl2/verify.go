@@ -29,6 +29,9 @@ type VerifyOptions struct {
 	ModelDir string
 	// Structure leaves the digests out, and does not miss them: sizes and structure only.
 	Structure bool
+	// Signature, if set, says who signed the bytes of a manifest; its error is a problem of the
+	// model. Without digests there is nothing that a signature could cover, so Structure excludes it.
+	Signature func(manifest []byte) (signer string, err error)
 	// Progress is called with the bytes hashed so far; nil means not at all.
 	Progress func(Progress)
 }
@@ -37,6 +40,7 @@ type VerifyOptions struct {
 type Report struct {
 	Dir      string   `json:"dir"`
 	Manifest bool     `json:"manifest"` // there was one
+	Signer   string   `json:"signer,omitempty"`
 	Files    int      `json:"files"`    // compared with the manifest
 	Tensors  int      `json:"tensors"`  // compared with the manifest
 	Bytes    int64    `json:"bytes"`    // hashed
@@ -68,11 +72,16 @@ func Verify(ctx context.Context, dir string, opts VerifyOptions) (*Report, error
 		}
 	}
 	if opts.ManifestPath != "" {
-		m, err := ReadManifest(opts.ManifestPath)
+		m, data, err := readManifest(opts.ManifestPath)
 		if err != nil {
 			return nil, fmt.Errorf("verify %s: %w", dir, err)
 		}
 		rep.Manifest = true
+		if opts.Signature != nil {
+			if rep.Signer, err = opts.Signature(data); err != nil {
+				rep.Problems.add(BadSignature, filepath.Base(opts.ManifestPath), "", "%v", err)
+			}
+		}
 		if err := rep.checkManifest(ctx, d, m, opts); err != nil {
 			return nil, fmt.Errorf("verify %s: %w", dir, err)
 		}
@@ -95,7 +104,8 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 	}
 	known := map[string]bool{}
 	if path, err := filepath.Rel(r.Dir, opts.ManifestPath); err == nil {
-		known[path] = true // the manifest does not name itself
+		known[path] = true // the manifest does not name itself, nor its signature
+		known[path+SignatureSuffix] = true
 	}
 	undigested := 0
 	var total int64

@@ -19,12 +19,14 @@ func TestArchReaders(t *testing.T) {
 		{
 			"own variable and flags",
 			map[string]string{"setup.py": "import os\n\ndef archs():\n    return os.getenv(\"FLASH_ATTN_CUDA_ARCHS\", \"80;90\").split(\";\")\n\nflags += [\"-gencode\", \"arch=compute_80,code=sm_80\"]\n"},
-			[]archReader{{"setup.py", 4, "FLASH_ATTN_CUDA_ARCHS"}, {"setup.py", 6, ""}}, false,
+			[]archReader{{"setup.py", 4, "FLASH_ATTN_CUDA_ARCHS"}, {"setup.py", 6, ""}},
+			false,
 		},
 		{
 			"environ in all forms",
 			map[string]string{"setup.py": "a = os.environ['MY_ARCHS']\nb = os.environ.get( 'X_GENCODE' )\n# os.environ['NOT_ARCHS']\nc = os.environ['TORCH_CUDA_ARCH_LIST']\nd = os.environ.get('ARCHFLAGS')\n"},
-			[]archReader{{"setup.py", 1, "MY_ARCHS"}, {"setup.py", 2, "X_GENCODE"}}, true,
+			[]archReader{{"setup.py", 1, "MY_ARCHS"}, {"setup.py", 2, "X_GENCODE"}},
+			true,
 		},
 		{"cmake", map[string]string{"CMakeLists.txt": "set(CMAKE_CUDA_ARCHITECTURES $ENV{BNB_CUDA_ARCHS})\n"}, []archReader{{"CMakeLists.txt", 1, "BNB_CUDA_ARCHS"}}, false},
 	} {

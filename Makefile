@@ -347,13 +347,13 @@ bench-publish: $(CACHE)/tools/versitygw $(CACHE)/tools/mc
 	@set -o pipefail; $(GO) run ./dev/bench/publish -server $(CACHE)/tools/versitygw -mc $(CACHE)/tools/mc -dir $(CACHE)/bench $(if $(FILES),-files $(FILES)) $(if $(LARGE),-large $(LARGE)) \
 	  | tee $(CACHE)/bench/publish.txt
 
-## bench-model: compiling and resharding a model against copying its bytes: time and memory (SIZE=6GB RUNS=3)
+## bench-model: compiling and resharding a model against copying its bytes: time and memory (SIZE=6GB RUNS=3, ONLY=compile or reshard)
 SIZE ?= 6GB
 RUNS ?= 3
 .PHONY: bench-model
 bench-model: deps build
 	@mkdir -p $(CACHE)/bench
-	@set -o pipefail; $(GO) run ./dev/bench/model -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' \
+	@set -o pipefail; $(GO) run ./dev/bench/model -size '$(SIZE)' -runs $(RUNS) -dir $(CACHE)/bench -python '$(KILN_PYTHON)' -only '$(ONLY)' \
 	  | tee $(CACHE)/bench/model-$(subst $() ,,$(SIZE)).txt
 
 ## bench-quant: quantized products against ggml, OpenBLAS and the memory's speed (ROUNDS=20)

@@ -55,10 +55,11 @@ const (
 
 func main() {
 	size := flag.String("size", "6GB", "about how large the compiled model is")
-	dir := flag.String("dir", ".cache/bench", "a folder on the disk to measure; needs three times the size")
+	dir := flag.String("dir", ".cache/bench", "a folder on the disk to measure; needs three times the size, with -only twice")
 	runs := flag.Int("runs", 3, "how often each program runs")
 	kiln := flag.String("kiln", "bin/kiln", "the kiln to measure")
 	python := flag.String("python", "python3", "a Python with numpy and safetensors; empty leaves it out")
+	only := flag.String("only", "", "measure only this: compile or reshard")
 	keep := flag.Bool("keep", false, "keep the job, for looking into a result")
 	claim := flag.Int64("claim", 0, "only use this many bytes of memory, once")
 	flag.Parse()
@@ -67,7 +68,7 @@ func main() {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Stdout, *size, *dir, *runs, *kiln, *python, *keep)
+	err := run(ctx, os.Stdout, *size, *dir, *runs, *kiln, *python, *only, *keep)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "benchmodel:", err)
@@ -75,7 +76,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, w io.Writer, size, dir string, runs int, kiln, python string, keep bool) (err error) {
+func run(ctx context.Context, w io.Writer, size, dir string, runs int, kiln, python, only string, keep bool) (err error) {
 	want, err := units.ParseBytes(size)
 	if err != nil {
 		return err
@@ -83,8 +84,12 @@ func run(ctx context.Context, w io.Writer, size, dir string, runs int, kiln, pyt
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if free, err := fsx.FreeSpace(dir); err == nil && free < 3*want+want/4 {
-		return fmt.Errorf("%s has %d MB free, %d are needed", dir, free/1e6, (3*want+want/4)/1e6)
+	need := 3*want + want/4
+	if only != "" {
+		need -= want
+	}
+	if free, err := fsx.FreeSpace(dir); err == nil && free < need {
+		return fmt.Errorf("%s has %d MB free, %d are needed", dir, free/1e6, need/1e6)
 	}
 	if dir, err = os.MkdirTemp(dir, "model-"); err != nil {
 		return err
@@ -117,14 +122,25 @@ func run(ctx context.Context, w io.Writer, size, dir string, runs int, kiln, pyt
 	if python != "" {
 		programs = append(programs, program{"python safe_open → save_file", []string{python, "-c", pythonLoop, j.work(), j.model(), out}, 0, 0})
 	}
-	// A finished model in one file, and the same in files of a gigabyte.
-	whole := program{"compile", []string{kiln, "model", "compile", "--job", j.work(), "--out", compiled, "--compat", "--shard-size", "none"}, 0, 0}
-	if _, err := whole.run(ctx); err != nil {
-		return err
+	switch only {
+	case "", "compile":
+	case "reshard":
+		programs = nil
+	default:
+		return fmt.Errorf("-only %s: want compile or reshard", only)
 	}
-	programs = append(programs,
-		program{"cat of the model", cat(filepath.Join(compiled, "output.safetensors")), 0, len(programs)},
-		program{"kiln reshard", []string{kiln, "model", "reshard", compiled, "--shard-size", "1 GB", "--out", out}, copyGoal, len(programs)})
+	if only != "compile" {
+		more, err := j.reshard(ctx, kiln, compiled, out, len(programs), cat)
+		if err != nil {
+			return err
+		}
+		programs = append(programs, more...)
+		if only == "reshard" { // the job has done its part
+			if err := os.RemoveAll(j.work()); err != nil {
+				return err
+			}
+		}
+	}
 	cold := true
 	results := make([][]result, len(programs))
 	for i := range runs {
@@ -148,6 +164,19 @@ func run(ctx context.Context, w io.Writer, size, dir string, runs int, kiln, pyt
 		fmt.Fprintln(os.Stderr, "the page cache could not be emptied (that needs root): inputs came from memory")
 	}
 	return report(w, j.bytes, programs, results)
+}
+
+// reshard makes a finished model in one file, and returns the programs that copy it: as it is, and
+// into files of a gigabyte. at is the place of the first.
+func (j *job) reshard(ctx context.Context, kiln, compiled, out string, at int, cat func(...string) []string) ([]program, error) {
+	whole := program{"compile", []string{kiln, "model", "compile", "--job", j.work(), "--out", compiled, "--compat", "--shard-size", "none"}, 0, 0}
+	if _, err := whole.run(ctx); err != nil {
+		return nil, err
+	}
+	return []program{
+		{"cat of the model", cat(filepath.Join(compiled, "output.safetensors")), 0, at},
+		{"kiln reshard", []string{kiln, "model", "reshard", compiled, "--shard-size", "1 GB", "--out", out}, copyGoal, at},
+	}, nil
 }
 
 // program is one way to bring the bytes to the other folder.

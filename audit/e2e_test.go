@@ -84,7 +84,7 @@ func fetch(t *testing.T, python, cache, file string) string {
 	parts := strings.Split(strings.TrimSuffix(file, ".whl"), "-")
 	n := len(parts)
 	version, native := strings.CutPrefix(parts[n-3], "cp")
-	if !native { // py3, py2.py3, py39
+	if !native || parts[n-2] == "abi3" { // also of py3, py2.py3 and py39; a package may have dropped the oldest
 		version = "3.11"
 	}
 	args := []string{
@@ -94,7 +94,8 @@ func fetch(t *testing.T, python, cache, file string) string {
 	for abi := range strings.SplitSeq(parts[n-2], ".") {
 		args = append(args, "--abi", abi)
 	}
-	for platform := range strings.SplitSeq(parts[n-1], ".") {
+	// pip prefers what is named first. Where a release has two wheels, the last tag tells them apart.
+	for _, platform := range slices.Backward(strings.Split(parts[n-1], ".")) {
 		args = append(args, "--platform", platform)
 	}
 	out, err := exec.CommandContext(t.Context(), python, args...).CombinedOutput()

@@ -161,6 +161,12 @@ attack: build
 fuzz:
 	@$(GO) run ./dev/scripts/fuzzall -match '$(FUZZ)' -time $(FUZZTIME) $(if $(RECORD),-record) $(PKG)
 
+## fuzz-all: what runs every night: every fuzz target for 60s, the result in .cache/fuzz/result.txt
+.PHONY: fuzz-all
+fuzz-all:
+	@mkdir -p $(CACHE)/fuzz
+	@set -o pipefail; nice -n 15 $(MAKE) --no-print-directory fuzz FUZZ=. FUZZTIME=60s | tee $(CACHE)/fuzz/result.txt
+
 ##@ Real systems, from end to end (RUN=TestX limits each)
 
 ## e2e-images: make the container images of the end-to-end tests from Debian packages (NAMES="ci trixie-torch26" to limit)

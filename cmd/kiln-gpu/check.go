@@ -29,6 +29,7 @@ func newCheck() *cobra.Command {
 		seed    uint64
 		repeats int
 		quick   bool
+		kernels bool
 	)
 	c := &cobra.Command{
 		Use:   "check",
@@ -51,6 +52,9 @@ out what takes long under compute-sanitizer: large sizes, most repeats and the s
 					return err
 				}
 			}
+			if kernels {
+				return checkKernels(c.Context(), c.OutOrStdout(), d)
+			}
 			if seed == 0 {
 				seed = uint64(time.Now().UnixNano())
 			}
@@ -66,6 +70,7 @@ out what takes long under compute-sanitizer: large sizes, most repeats and the s
 	c.Flags().Uint64Var(&seed, "seed", 0, "of the fresh matrices (default: the time)")
 	c.Flags().IntVar(&repeats, "repeats", 1000, "how often a product is repeated")
 	c.Flags().BoolVar(&quick, "quick", false, "leave out what takes long under compute-sanitizer")
+	c.Flags().BoolVar(&kernels, "each-kernel", false, "only two small products with each kernel, for compute-sanitizer's racecheck")
 	return c
 }
 
@@ -105,6 +110,27 @@ func checkWays(ctx context.Context, out io.Writer, d *cuda.Device, k, n int) err
 			return err
 		}
 		fmt.Fprintf(out, "%d×%d %s, 300 rows in %d ways: differ by at most %.1e\n", k, n, format, count, worst)
+	}
+	return nil
+}
+
+// checkKernels computes two products with each kernel.
+func checkKernels(ctx context.Context, out io.Writer, d *cuda.Device) error {
+	const k, n = 416, 320
+	for _, format := range []string{"exl2-4", "exl2-8/6/5/4/3/2", "gptq"} {
+		m, err := randomMatrix(k, n, format)
+		if err != nil {
+			return err
+		}
+		w, err := d.Upload(ctx, m)
+		if err != nil {
+			return err
+		}
+		count, worst, err := d.CheckKernels(ctx, w)
+		if err := errors.Join(err, w.Close()); err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%d×%d %s in %d ways: differ by at most %.1e\n", k, n, format, count, worst)
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/kiln-build/kiln/model/quant"
 	"github.com/kiln-build/kiln/model/quant/cuda"
 	"github.com/kiln-build/kiln/model/quant/quanttest"
-	"github.com/kiln-build/kiln/model/tensor"
 )
 
 // checkLarge compares products of the sizes that models have, which the suite has not, with float64
@@ -30,8 +29,7 @@ func checkLarge(ctx context.Context, out io.Writer, d *cuda.Device) error {
 		if err := m.Dequantize(half); err != nil {
 			return err
 		}
-		weights := make([]float32, c.k*c.n)
-		tensor.DecodeF16(weights, half)
+		weights := references(m, half)
 		w, err := d.Upload(ctx, m)
 		if err != nil {
 			return err
@@ -42,7 +40,7 @@ func checkLarge(ctx context.Context, out io.Writer, d *cuda.Device) error {
 			if err != nil {
 				return errors.Join(err, w.Close())
 			}
-			e := sampledError(got, x, weights, make([]float32, c.n))
+			e := weights.error(got, x, make([]float32, c.n), quant.PathAuto)
 			if !(e <= quanttest.MaxRelError) {
 				errs = append(errs, fmt.Errorf("%d×%d %s, %d rows: error of the product is %.1e", c.k, c.n, c.format, rows, e))
 			}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -74,7 +75,11 @@ func newProbe() *cobra.Command {
 				fmt.Fprintf(c.OutOrStdout(), "device %d: %s, compute capability %d.%d, %d multiprocessors, %.1f GiB, %d MiB L2\n",
 					d.Ordinal, d.Name, d.Major, d.Minor, d.Multiprocessors, float64(d.MemoryBytes)/(1<<30), d.L2Bytes>>20)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "kernels: %s, source %.12s\n", images.Compiler, images.Source)
+			source, err := cuda.SourceHash()
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "kernels: %s, source %.12s\n", strings.Join(images.Compilers(), ", "), source)
 			return nil
 		},
 	}
@@ -92,6 +97,7 @@ func writeJSON(w io.Writer, v any) error {
 type deviceFlags struct {
 	ordinal int
 	ptx     bool
+	as      string
 	kernels string
 	jit     bool
 	nvrtc   string
@@ -102,6 +108,7 @@ type deviceFlags struct {
 func (f *deviceFlags) add(c *cobra.Command) {
 	c.Flags().IntVar(&f.ordinal, "device", 0, "number of the device")
 	c.Flags().BoolVar(&f.ptx, "ptx", false, "use the portable kernels")
+	c.Flags().StringVar(&f.as, "capability", "", "use the device as one of an older compute capability, 6.0 or 7.5 for instance")
 	c.Flags().StringVar(&f.kernels, "kernels", "", "folder of compiled kernels (default: the embedded ones)")
 	c.Flags().StringVar(&f.blas, "with-cublas", "", "let cuBLAS compute products of thousands of rows: auto, or the path of libcublas")
 	c.Flags().BoolVar(&f.jit, "jit", false, "compile the kernels for this device with NVRTC")
@@ -111,6 +118,13 @@ func (f *deviceFlags) add(c *cobra.Command) {
 
 func (f *deviceFlags) open() (*cuda.Device, error) {
 	opts := cuda.Options{Ordinal: f.ordinal, PTX: f.ptx, BLAS: f.blas}
+	if f.as != "" {
+		var major, minor int
+		if _, err := fmt.Sscanf(f.as, "%d.%d", &major, &minor); err != nil || minor < 0 || minor > 9 || fmt.Sprintf("%d.%d", major, minor) != f.as {
+			return nil, fmt.Errorf("--capability %q: want a compute capability, 7.5 for instance", f.as)
+		}
+		opts.Capability = 10*major + minor
+	}
 	if f.kernels != "" {
 		opts.Kernels = os.DirFS(f.kernels)
 	}

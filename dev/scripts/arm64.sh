@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-packages=${PKG:-"./tensor ./quant ./model/quant/internal/kernels"}
+packages=${PKG:-"./model/tensor ./model/quant ./model/quant/internal/kernels"}
 
 say() { printf 'arm64: %s\n' "$*" >&2; }
 . dev/scripts/apt.sh

@@ -32,23 +32,30 @@ check code
 check ptx --ptx
 check jit --jit --nvrtc "${KILN_NVRTC:-}" --jit-cache "$out/jit"
 check cublas --with-cublas "${KILN_CUBLAS:-auto}"
+# Kernels of older devices, on this one.
+check 7.5 --capability 7.5
+check 6.0 --capability 6.0
 
-# sanitize TOOL FLAGS...
+# sanitize NAME TOOL FLAGS...
 sanitize() {
-	tool=$1
-	shift
-	compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu" check "$@" --quick --golden model/quant/testdata >"$out/sanitizer-$tool.txt" 2>&1 || {
-		tail -n 40 "$out/sanitizer-$tool.txt"
+	name=$1 tool=$2
+	shift 2
+	compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu" check "$@" >"$out/sanitizer-$name.txt" 2>&1 || {
+		tail -n 40 "$out/sanitizer-$name.txt"
 		exit 1
 	}
-	echo "compute-sanitizer $tool: $(grep 'SUMMARY' "$out/sanitizer-$tool.txt")"
+	echo "compute-sanitizer $name: $(grep 'SUMMARY' "$out/sanitizer-$name.txt")"
 }
 if command -v compute-sanitizer >/dev/null; then
-	sanitize memcheck
-	# See KILN_RACECHECK in wgmma.cu.
+	sanitize memcheck memcheck --quick --golden model/quant/testdata
+	sanitize memcheck-7.5 memcheck --each-kernel --capability 7.5
+	sanitize memcheck-6.0 memcheck --each-kernel --capability 6.0
+	sanitize racecheck-7.5 racecheck --each-kernel --capability 7.5
+	sanitize racecheck-6.0 racecheck --each-kernel --capability 6.0
+	# See KILN_RACECHECK in wgmma.cuh.
 	if command -v nvcc >/dev/null; then
 		dev/scripts/gpubuild.sh "$out/racecheck" -DKILN_RACECHECK
-		sanitize racecheck --kernels "$out/racecheck"
+		sanitize racecheck racecheck --each-kernel --kernels "$out/racecheck"
 	else
 		echo "compute-sanitizer racecheck: left out, there is no nvcc to compile kernels for it"
 	fi

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -207,11 +208,57 @@ func (d *Device) CheckWays(ctx context.Context, w quant.Weight, m int) (count in
 	if err != nil {
 		return 0, 0, fmt.Errorf("check ways: %w", err)
 	}
-	plans := d.ways(m, weight)
+	count, worst, err = d.checkPlans(ctx, weight, m, d.ways(m, weight))
+	if err != nil {
+		err = fmt.Errorf("check ways: %w", err)
+	}
+	return count, worst, err
+}
+
+// CheckKernels compares two plans of each kernel that can multiply the weight, of those that divide
+// the product most and least, with as few rows of activations as need two tiles. It is CheckWays for
+// tools that make a kernel a thousand times slower.
+func (d *Device) CheckKernels(ctx context.Context, w quant.Weight) (count int, worst float64, err error) {
+	weight, err := d.main.weight(w)
+	if err != nil {
+		return 0, 0, fmt.Errorf("check kernels: %w", err)
+	}
+	for _, m := range []int{2, 5, 9, 17, 33, 65, 129, 193, 257} {
+		plans := d.ways(m, weight)
+		if len(plans) == 0 {
+			continue
+		}
+		chosen, first, last := plans[:1:1], map[string]plan{}, map[string]plan{}
+		for _, p := range plans[1:] {
+			if p.dense || p.tileRows() != m-1 {
+				continue
+			}
+			if _, ok := first[p.kernel]; !ok {
+				first[p.kernel] = p
+			}
+			last[p.kernel] = p
+		}
+		for _, kernel := range slices.Sorted(maps.Keys(first)) {
+			chosen = append(chosen, first[kernel])
+			if last[kernel] != first[kernel] {
+				chosen = append(chosen, last[kernel])
+			}
+		}
+		n, difference, err := d.checkPlans(ctx, weight, m, chosen)
+		count, worst = count+n, max(worst, difference)
+		if err != nil {
+			return count, worst, fmt.Errorf("check kernels: %w", err)
+		}
+	}
+	return count, worst, nil
+}
+
+// checkPlans compares the results of plans with that of the first.
+func (d *Device) checkPlans(ctx context.Context, w *Weight, m int, plans []plan) (count int, worst float64, err error) {
 	b := &Bench{d: d}
 	x, out, err := b.operands(m, w.Rows(), w.Cols())
 	if err != nil {
-		return 0, 0, fmt.Errorf("check ways: %w", err)
+		return 0, 0, err
 	}
 	defer x.Close()
 	defer out.Close()
@@ -224,9 +271,9 @@ func (d *Device) CheckWays(ctx context.Context, w quant.Weight, m int) (count in
 		for j := range half {
 			half[j] = 0xFF // NaN: no product writes it
 		}
-		err := errors.Join(out.CopyFrom(half), d.main.run(product{m: m, w: weight, x: x.at, out: out.at}, p), out.CopyTo(half))
+		err := errors.Join(out.CopyFrom(half), d.main.run(product{m: m, w: w, x: x.at, out: out.at}, p), out.CopyTo(half))
 		if err != nil {
-			return i, worst, fmt.Errorf("check ways: %v: %w", p, err)
+			return i, worst, fmt.Errorf("%v: %w", p, err)
 		}
 		tensor.DecodeF16(values, half)
 		if i == 0 {
@@ -235,7 +282,7 @@ func (d *Device) CheckWays(ctx context.Context, w quant.Weight, m int) (count in
 		difference := relativeError(values, first)
 		worst = max(worst, difference)
 		if !(difference <= maxWayError) {
-			return i, worst, fmt.Errorf("check ways: %d rows, %v: differs by %.1e from %v", m, p, difference, plans[0])
+			return i, worst, fmt.Errorf("%d rows, %v: differs by %.1e from %v", m, p, difference, plans[0])
 		}
 	}
 	return len(plans), worst, nil

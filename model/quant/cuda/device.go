@@ -74,6 +74,10 @@ type Options struct {
 	Ordinal int
 	// PTX loads the portable kernels also where there is machine code for the device; for tests.
 	PTX bool
+	// Capability, 75 for instance, treats the device as one of that compute capability, with its
+	// kernels and no more shared memory than it has; for tests. 0 means that of the device, and more
+	// than that is an error. JIT must be nil.
+	Capability int
 	// BLAS lets cuBLAS compute products of thousands of rows, with weights that are dequantized for
 	// each call into scratch memory of 2·K·N bytes. Empty means no; "auto" is the library that the
 	// loader finds; "loaded" is one that the process has loaded already, if it has one; anything
@@ -99,6 +103,7 @@ type Device struct {
 	modules   []uintptr
 	functions map[string]uintptr
 	clusters  bool // whether thread blocks of gemm.cu add up as a cluster
+	overlap   bool // whether kernels wait themselves for those before them
 
 	main *Stream
 	side uintptr // a stream that is never captured into a graph
@@ -134,6 +139,12 @@ func (drv *driver) open(opts Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+	if info, err = info.as(opts.Capability); err != nil {
+		return nil, fmt.Errorf("CUDA device %d: %w", opts.Ordinal, err)
+	}
+	if opts.Capability != 0 && opts.JIT != nil {
+		return nil, fmt.Errorf("CUDA device %d: kernels compiled for this device are not those of capability %d", opts.Ordinal, opts.Capability)
+	}
 	d := &Device{info: info, drv: drv, dev: dev, functions: map[string]uintptr{}, streams: map[uintptr]*Stream{}}
 	if opts.BLAS != "" {
 		d.blas, err = loadBLAS(strings.TrimPrefix(opts.BLAS, "auto"))
@@ -162,6 +173,31 @@ func (drv *driver) open(opts Options) (*Device, error) {
 	return d, nil
 }
 
+// as returns the device as one of an older compute capability.
+func (i Info) as(capability int) (Info, error) {
+	if capability == 0 {
+		return i, nil
+	}
+	if own := 10*i.Major + i.Minor; capability > own || capability < 10*minMajor+minMinor {
+		return i, fmt.Errorf("compute capability %d.%d of %s taken for %d.%d: %w",
+			i.Major, i.Minor, i.Name, capability/10, capability%10, ErrNotSupported)
+	}
+	i.Major, i.Minor = capability/10, capability%10
+	shared := 227 << 10
+	switch {
+	case capability < 70:
+		shared = 48 << 10
+	case capability < 75:
+		shared = 96 << 10
+	case capability < 80:
+		shared = 64 << 10
+	case capability < 90:
+		shared = 99 << 10
+	}
+	i.SharedBytes = min(i.SharedBytes, shared)
+	return i, nil
+}
+
 func isCode(err error, code int) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == code
@@ -184,22 +220,24 @@ func (d *Device) load(opts Options) error {
 			return err
 		}
 		for _, c := range compiled {
-			if err := d.loadModule(c.module, "compiled "+c.module, c.image); err != nil {
+			image := Image{Name: "compiled " + c.module, Module: c.module, Major: d.info.Major, Minor: d.info.Minor}
+			if err := d.loadModule(image, c.image); err != nil {
 				return err
 			}
 			loaded[c.module] = true
 		}
-		d.clusters = loaded["gemm"] && d.info.Major >= 9
 	}
+	wanted := required(d.info.Major, d.info.Minor)
 	for _, image := range images.Files {
-		if loaded[image.Module] || opts.PTX && !image.PTX || !image.runsOn(d.info.Major, d.info.Minor) {
+		useful := slices.Contains(wanted, image.Module) || tileRows[image.Module] != nil
+		if loaded[image.Module] || !useful || opts.PTX && !image.PTX || !image.runsOn(d.info.Major, d.info.Minor) {
 			continue
 		}
 		data, err := readImage(from, image)
 		if err != nil {
 			return err
 		}
-		err = d.loadModule(image.Module, image.Name, data)
+		err = d.loadModule(image, data)
 		if isCode(err, errInvalidImage) || isCode(err, errNoBinary) || isCode(err, errPTXVersion) {
 			continue // made by a newer toolkit than the driver knows; there may be another
 		}
@@ -207,11 +245,9 @@ func (d *Device) load(opts Options) error {
 			return err
 		}
 		loaded[image.Module] = true
-		if image.Module == "gemm" {
-			d.clusters = image.Major >= 9
-		}
 	}
-	for _, module := range required {
+	d.overlap = d.overlap && d.clusters
+	for _, module := range wanted {
 		if !loaded[module] {
 			return fmt.Errorf("%w: no embedded kernels for compute capability %d.%d and driver %d (have %d.%d and later)",
 				ErrNotSupported, d.info.Major, d.info.Minor, d.drv.version, minMajor, minMinor)
@@ -219,7 +255,9 @@ func (d *Device) load(opts Options) error {
 	}
 	// Once, so that no launch has to.
 	for name, f := range d.functions {
-		if !strings.HasPrefix(name, "kiln_gemm_") && !strings.HasPrefix(name, "kiln_wide_") && !strings.HasPrefix(name, "kiln_tall_") && name != "kiln_permute" {
+		if !slices.ContainsFunc([]string{"kiln_gemm_", "kiln_wide_", "kiln_tall_", "kiln_permute"}, func(prefix string) bool {
+			return strings.HasPrefix(name, prefix)
+		}) {
 			continue
 		}
 		if err := d.drv.setShared(f, d.info.SharedBytes-maxStaticShared); err != nil {
@@ -230,16 +268,22 @@ func (d *Device) load(opts Options) error {
 }
 
 // loadModule loads one image and finds its kernels.
-func (d *Device) loadModule(module, name string, data []byte) error {
+func (d *Device) loadModule(image Image, data []byte) error {
 	handle, err := d.drv.loadModule(data)
 	if err != nil {
-		return fmt.Errorf("load %s: %w", name, err)
+		return fmt.Errorf("load %s: %w", image.Name, err)
 	}
 	d.modules = append(d.modules, handle)
-	for _, kernel := range (Image{Module: module}).kernels() {
+	for _, kernel := range image.kernels() {
 		if d.functions[kernel], err = d.drv.function(handle, kernel); err != nil {
 			return err
 		}
+	}
+	switch image.Module {
+	case "gemm":
+		d.clusters = image.Major >= 9
+	case "pack":
+		d.overlap = image.Major >= 9
 	}
 	return nil
 }
@@ -411,4 +455,9 @@ func (m *Matrix) Close() error {
 		return nil
 	}
 	return m.s.d.do(func() error { return m.s.d.drv.free(m.at) })
+}
+
+// GemmMany is [Stream.GemmMany] on the device's own stream.
+func (d *Device) GemmMany(ctx context.Context, dst []quant.Matrix, x quant.Matrix, w []quant.Weight, opts quant.GemmOptions) error {
+	return d.main.GemmMany(ctx, dst, x, w, opts)
 }

@@ -162,6 +162,96 @@ func TestLaunches(t *testing.T) {
 	}
 }
 
+// TestMany holds that products of one input with several weights are those of Gemm, but for the
+// activations, which are brought into an order once, and that a refused call queues nothing.
+func TestMany(t *testing.T) {
+	f := newFake(t, Options{})
+	handle := f.newStream()
+	s := f.On(handle)
+	same := f.uploaded(t, "all widths")
+	weights := []quant.Weight{same, f.uploaded(t, "all widths"), same}
+	const m = 16
+	one, err := f.product(t, s, same, m, quant.GemmOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := s.NewMatrix(m, same.Rows())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var results []quant.Matrix
+	for _, w := range weights {
+		dst, err := s.NewMatrix(m, w.Cols())
+		if err != nil {
+			t.Fatal(err)
+		}
+		results = append(results, dst)
+	}
+	f.clear()
+	if err := s.GemmMany(t.Context(), results, x, weights, quant.GemmOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	permute, product, _ := strings.Cut(one[strings.Index(one, "launch"):], "\n")
+	if diff := cmp.Diff(permute+"\n"+strings.Repeat(product, 3), f.log()); diff != "" {
+		t.Errorf("launches (-want +got):\n%s", diff)
+	}
+	f.clear()
+	for name, refused := range map[string]func() error{
+		"too few results": func() error { return s.GemmMany(t.Context(), results[:2], x, weights, quant.GemmOptions{}) },
+		"a result twice": func() error {
+			return s.GemmMany(t.Context(), []quant.Matrix{results[0], results[1], results[0]}, x, weights, quant.GemmOptions{})
+		},
+		"a result of another shape": func() error {
+			return s.GemmMany(t.Context(), []quant.Matrix{results[0], results[1], x}, x, weights, quant.GemmOptions{})
+		},
+	} {
+		if err := refused(); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if f.log() != "" {
+		t.Errorf("a refused call queued\n%s", f.log())
+	}
+}
+
+// TestOlder holds which kernels a device gets that is taken for an older one, and that they neither
+// overlap nor form clusters, which they know nothing of.
+func TestOlder(t *testing.T) {
+	for capability, kernel := range map[int]string{60: "kiln_simt_", 70: "kiln_simt_", 75: "kiln_gemm_", 80: "kiln_gemm_"} {
+		f := newFake(t, Options{Capability: capability})
+		if got := 10*f.Info().Major + f.Info().Minor; got != capability || strings.Contains(f.log(), "cubin") {
+			t.Errorf("%d: capability %d\n%s", capability, got, f.log())
+		}
+		w := f.uploaded(t, "all widths")
+		for _, path := range []quant.Path{quant.PathAuto, quant.PathFused, quant.PathReconstruct} {
+			for _, m := range []int{1, 3, 8, 40, 500} {
+				log, err := f.product(t, f.main, w, m, quant.GemmOptions{Path: path})
+				if err != nil {
+					t.Fatal(err)
+				}
+				log = log[strings.Index(log, "launch"):]
+				kernel := kernel
+				if capability == 75 && m == 1 && path != quant.PathReconstruct {
+					kernel = "kiln_simt_"
+				}
+				if !strings.Contains(log, "launch "+kernel) || strings.Contains(log, "overlapped 1") || regexp.MustCompile(`cluster [2-9]`).MatchString(log) {
+					t.Errorf("%d, %d rows, %v:\n%s", capability, m, path, log)
+				}
+			}
+		}
+	}
+	path := compileC(t, "fakedriver.c")
+	drv, err := openDriver([]string{path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, opts := range []Options{{Capability: 100}, {Capability: 52}, {Capability: 75, JIT: &JIT{}}} {
+		if _, err := drv.open(opts); err == nil {
+			t.Errorf("%+v: no error", opts)
+		}
+	}
+}
+
 // TestRecorded holds that a product can be recorded as PyTorch records, in the global mode, also as
 // the first one on its stream, and that what is recorded are its kernels only.
 func TestRecorded(t *testing.T) {

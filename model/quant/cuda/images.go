@@ -21,12 +21,6 @@ var files embed.FS
 
 // Images describes the compiled kernels that are part of the package.
 type Images struct {
-	// Source is the SHA-256 of all sources.
-	Source string `json:"source_sha256"`
-	// Compiler is the version of nvcc.
-	Compiler string `json:"compiler"`
-	// Flags are those of nvcc, without the target.
-	Flags []string `json:"flags"`
 	// Files are in the order in which they are tried.
 	Files []Image `json:"files"`
 }
@@ -43,6 +37,21 @@ type Image struct {
 	// version. Specific machine code (sm_90a) runs on that capability alone.
 	PTX      bool `json:"ptx,omitempty"`
 	Specific bool `json:"specific,omitempty"`
+	// Source is the SHA-256 of all sources when it was compiled, and Compiler by what: "nvcc
+	// 13.0.88" for instance, or "NVRTC 12.4".
+	Source   string `json:"source_sha256"`
+	Compiler string `json:"compiler"`
+}
+
+// Compilers returns what compiled the images, each once.
+func (i Images) Compilers() []string {
+	var out []string
+	for _, f := range i.Files {
+		if !slices.Contains(out, f.Compiler) {
+			out = append(out, f.Compiler)
+		}
+	}
+	return out
 }
 
 // runsOn reports whether a device of the capability takes the image.
@@ -80,7 +89,7 @@ func readImages(from fs.FS) (Images, error) {
 	return out, nil
 }
 
-// SourceHash returns the hash of the embedded sources, which Images.Source has to be.
+// SourceHash returns the hash of the embedded sources, which Image.Source has to be.
 func SourceHash() (string, error) {
 	var names []string
 	for _, pattern := range []string{"kernels/*.cu", "kernels/*.cuh"} {

@@ -229,7 +229,8 @@ func (s *cStrings) release() { s.pinner.Unpin() }
 // targets returns for each module that a device can run the architecture to compile for.
 func targets(major, minor int) (modules, architectures []string) {
 	arch := fmt.Sprintf("sm_%d%d", major, minor)
-	modules, architectures = slices.Clone(required), slices.Repeat([]string{arch}, len(required))
+	modules = required(major, minor)
+	architectures = slices.Repeat([]string{arch}, len(modules))
 	if major == 9 && minor == 0 {
 		modules, architectures = append(modules, "wgmma", "tall"), append(architectures, arch+"a", arch+"a")
 	}

@@ -12,16 +12,24 @@ import (
 
 // What has to be known of the kernels on this side; see kernels/gemm.cu.
 const (
-	gemmRing        = 16   // stages times strips of the ring of a warp
 	maxStaticShared = 1024 // of any kernel with dynamic shared memory
 
 	maxCluster = 8 // thread blocks
 
-	minMajor, minMinor = 8, 0
+	minMajor, minMinor = 6, 0
 )
 
-// required are the modules without which nothing works.
-var required = []string{"pack", "gemm"}
+// required returns the modules without which nothing works on a device: gemm.cu needs the tensor
+// cores of compute capability 7.5, and copies of 8.0 to be the fastest for one row.
+func required(major, minor int) []string {
+	switch capability := 10*major + minor; {
+	case capability >= 80:
+		return []string{"pack", "gemm"}
+	case capability >= 75:
+		return []string{"pack", "gemm", "simt"}
+	}
+	return []string{"pack", "simt"}
+}
 
 // shape is a variant of the kernel in gemm.cu: 8·rows8 rows of activations, 32·strips columns for
 // each warp.
@@ -31,7 +39,19 @@ var (
 	fusedShapes  = []shape{{1, 2}, {1, 4}, {2, 2}, {2, 4}, {4, 2}}
 	directShapes = []shape{{1, 2}, {1, 4}}
 	roundShapes  = []shape{{1, 2}, {4, 2}}
+
+	// fewShapes are all that there are before compute capability 8.0, fused and rounded.
+	fewShapes = []shape{{1, 2}, {4, 2}}
 )
+
+// ringUnits is how many units the ring of a warp of gemm.cu has: stages times strips. Width 0 is the
+// kernel for any mixture.
+func ringUnits(s shape, width int) int {
+	if s.strips == 2 && width == 0 && s.rows8 == 1 {
+		return 8
+	}
+	return 16
+}
 
 func gemmName(s shape, width int, kind string) string {
 	return fmt.Sprintf("kiln_gemm_%dx%d_%d_%s", s.rows8, s.strips, width, kind)
@@ -47,16 +67,20 @@ func (i Image) Kernels() []string {
 func (i Image) kernels() []string {
 	switch i.Module {
 	case "pack":
-		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_tile", "kiln_permute", "kiln_copy"}
+		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_tile", "kiln_permute", "kiln_permute_pairs", "kiln_copy"}
 	case "gemm":
 		var names []string
+		fused, direct := fusedShapes, directShapes
+		if i.Major < 8 {
+			fused, direct = fewShapes, nil
+		}
 		for _, kind := range []string{"fs", "fa"} {
-			for _, s := range fusedShapes {
+			for _, s := range fused {
 				names = append(names, gemmName(s, 4, kind), gemmName(s, 0, kind))
 			}
 		}
 		for _, kind := range []string{"ds", "da"} {
-			for _, s := range directShapes {
+			for _, s := range direct {
 				names = append(names, gemmName(s, 4, kind), gemmName(s, 0, kind))
 			}
 		}
@@ -66,11 +90,22 @@ func (i Image) kernels() []string {
 			}
 		}
 		return names
+	case "simt":
+		var names []string
+		for _, kind := range []kernelKind{fused, rounded} {
+			for _, rows := range simtRows[kind] {
+				names = append(names, simtName(rows, kind))
+			}
+		}
+		return names
 	}
 	var names []string
 	for _, rows := range tileRows[i.Module] {
 		for _, kind := range []string{"s", "a"} {
-			names = append(names, tileName(i.Module, rows, 4, kind), tileName(i.Module, rows, 0, kind))
+			names = append(names, tileName(i.Module, rows, 4, kind))
+			if i.Module != "tall" {
+				names = append(names, tileName(i.Module, rows, 0, kind))
+			}
 		}
 	}
 	return names
@@ -83,12 +118,20 @@ func tileName(module string, rows, width int, kind string) string {
 	return fmt.Sprintf("kiln_%s_%d_%d_%s", map[string]string{"wgmma": "wide", "tall": "tall"}[module], rows, width, kind)
 }
 
+// simtRows are how many rows of activations the kernels in simt.cu multiply at once, ascending.
+var simtRows = map[kernelKind][]int{fused: {1, 4}, rounded: {4}}
+
+func simtName(rows int, kind kernelKind) string {
+	return fmt.Sprintf("kiln_simt_%d_%s", rows, kind)
+}
+
 // plan is how a product is computed.
 type plan struct {
 	dense                      bool // dequantized, then with cuBLAS
 	wide                       bool // with the kernel in wgmma.cu
 	tall                       bool // with the kernel in tall.cu
 	direct                     bool // without kiln_gather
+	simt                       int  // with the kernel in simt.cu for so many rows at once
 	kernel                     string
 	shape                      shape
 	warps, columnWarps, splits int
@@ -109,7 +152,15 @@ func (p plan) grid(m int) [3]uint32 {
 	return [3]uint32{uint32(p.splits * p.columns), uint32(p.rowTiles(m)), 1}
 }
 
-func (p plan) rowTiles(m int) int { return (m + 8*p.shape.rows8 - 1) / (8 * p.shape.rows8) }
+// tileRows is how many rows of activations a tile has.
+func (p plan) tileRows() int {
+	if p.simt > 0 {
+		return p.simt
+	}
+	return 8 * p.shape.rows8
+}
+
+func (p plan) rowTiles(m int) int { return (m + p.tileRows() - 1) / p.tileRows() }
 
 func (p plan) tiles(m int) int { return p.columns * p.rowTiles(m) }
 
@@ -117,7 +168,7 @@ func (p plan) workBytes(m int) int64 {
 	if p.tall {
 		return int64(p.clusters) * 4 * int64(8*p.shape.rows8*tallColumns) * 4
 	}
-	return int64(p.tiles(m)) * int64(p.splits) * int64(8*p.shape.rows8*p.columnWarps*p.shape.strips*stripColumns) * 4
+	return int64(p.tiles(m)) * int64(p.splits) * int64(p.tileRows()*p.columnWarps*p.shape.strips*stripColumns) * 4
 }
 
 func (p plan) String() string {
@@ -156,12 +207,13 @@ func (d *Device) make(m int, w *Weight, s shape, kind kernelKind, columnWarps, s
 	}
 	for ; p.warps > 0; p.warps /= 2 {
 		p.columnWarps = min(columnWarps, p.warps)
-		ring := p.warps * gemmRing * int(w.args.maxWidth) * unitBytes
+		units := ringUnits(s, width)
+		ring := p.warps * units * int(w.args.maxWidth) * unitBytes
 		if p.direct {
 			parts := p.splits * (p.warps / p.columnWarps)
 			ring += 2 * m * (w.Rows() + 8 + p.warps*blockRows*((int(w.args.blockCount)+parts-1)/parts))
 		} else {
-			ring += p.warps * gemmRing / s.strips * 512 * s.rows8
+			ring += p.warps * units / s.strips * 512 * s.rows8
 		}
 		columns := p.columnWarps * s.strips * stripColumns
 		sums := p.warps / p.columnWarps * 8 * s.rows8 * (columns + 4) * 4
@@ -176,6 +228,40 @@ func (d *Device) make(m int, w *Weight, s shape, kind kernelKind, columnWarps, s
 		}
 	}
 	return p, errors.New("the device has too little shared memory")
+}
+
+// What has to be known of kernels/simt.cu.
+const (
+	simtShared    = 40 << 10 // of the 48 KiB that every device has: its static memory is in the rest
+	maxSimtSplits = 64
+)
+
+// makeSIMT completes a plan of the kernel in simt.cu: the fewest rows at once that are enough, and so
+// many splits that the device is busy to the end and activations fit.
+func (d *Device) makeSIMT(m int, w *Weight, kind kernelKind) plan {
+	rows := simtRows[kind][len(simtRows[kind])-1]
+	for _, n := range slices.Backward(simtRows[kind]) {
+		if n >= m {
+			rows = n
+		}
+	}
+	p := plan{kernel: simtName(rows, kind), simt: rows, shape: shape{strips: 1}, warps: 8, columnWarps: 1, columns: int(w.args.strips)}
+	blocks, least := int(w.args.blockCount), math.MaxInt
+	for splits := 1; splits <= min(maxSimtSplits, max(1, blocks)); splits++ {
+		count := (blocks + splits - 1) / splits
+		// One row comes from memory.
+		shared, room := count*8, 4*d.info.Multiprocessors
+		if rows > 1 {
+			shared, room = count*(rows*2*blockRows+8), 2*d.info.Multiprocessors
+		}
+		// Rounds of thread blocks, each with so many blocks of rows for a warp; six are the time that a
+		// thread block takes besides.
+		cost := (p.tiles(m)*splits + room - 1) / room * ((count+p.warps-1)/p.warps + 6)
+		if shared <= simtShared && cost < least {
+			p.splits, p.shared, least = splits, shared, cost
+		}
+	}
+	return p
 }
 
 // makeWide completes a plan of the kernel in wgmma.cu.
@@ -223,15 +309,15 @@ const (
 // makeTall completes a plan of the kernel in tall.cu with at most so many clusters that share so
 // many tiles.
 func (d *Device) makeTall(m int, w *Weight, rows, clusters, sharedTiles int) (plan, error) {
-	kind, width, tables := "s", 0, tallColumns*2
+	if w.width != 4 {
+		return plan{}, errors.New("the kernel is for a width of four")
+	}
+	kind, tables := "s", tallColumns*2
 	if w.args.zeros != 0 {
 		kind, tables = "a", 2*tables
 	}
-	if w.width == 4 {
-		width = 4
-	}
 	p := plan{
-		tall: true, kernel: tileName("tall", rows, width, kind), shape: shape{rows / 8, 8}, warps: 12, columnWarps: 1, splits: 1,
+		tall: true, kernel: tileName("tall", rows, 4, kind), shape: shape{rows / 8, 8}, warps: 12, columnWarps: 1, splits: 1,
 		columns: (int(w.args.strips) + 7) / 8, clusters: clusters, sharedTiles: sharedTiles,
 	}
 	slot := (2*(rows*64+tables+tallColumns/stripColumns*int(w.args.maxWidth)*unitBytes) + 511) &^ 511
@@ -287,10 +373,12 @@ var (
 	blockTime = map[shape]struct{ least, shared float64 }{
 		{1, 2}: {0.312, 0.106}, {1, 4}: {0.563, 0.348}, {2, 2}: {0.204, 0.436}, {2, 4}: {0.402, 0.482}, {4, 2}: {0.527, 0.478},
 	}
+	// mixedFactor is what other widths than four, or a mixture, add to that.
+	mixedFactor = map[shape]float64{{1, 2}: 1.3, {1, 4}: 1.6, {2, 2}: 0.99, {2, 4}: 1.17, {4, 2}: 0.84}
 	// stepTime is what a tile of wgmma.cu needs for 32 rows of four bits, and of others; tallTime
 	// what one of tall.cu needs.
-	stepTime = map[int][2]float64{16: {0.175, 0.345}, 32: {0.173, 0.37}, 64: {0.229, 0.395}, 128: {0.368, 0.480}}
-	tallTime = map[int][2]float64{128: {0.232, 0.45}, 192: {0.305, 0.59}, 256: {0.382, 0.743}}
+	stepTime = map[int][2]float64{16: {0.175, 0.34}, 32: {0.173, 0.384}, 64: {0.229, 0.454}, 128: {0.368, 0.492}}
+	tallTime = map[int]float64{128: 0.232, 192: 0.305, 256: 0.382}
 	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must
 	// be near each other.
 	clusterRoom = [maxCluster + 1]int{1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
@@ -324,7 +412,7 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 			}
 			return cost
 		}
-		step, whole := tallTime[8*p.shape.rows8][width], times(p.tiles(m)-p.sharedTiles, p.clusters)
+		step, whole := tallTime[8*p.shape.rows8], times(p.tiles(m)-p.sharedTiles, p.clusters)
 		cost += whole * (2.63 + blocks*step)
 		if share := float64(p.sharedTiles) / float64(p.clusters); share > 0 {
 			cost += 12.2 + share*(0.062*float64(p.shape.rows8)+blocks*step)
@@ -339,14 +427,14 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 	busy := min(perProcessor, (count+d.info.Multiprocessors-1)/d.info.Multiprocessors)
 	t := blockTime[p.shape]
 	block := max(t.least, t.shared*float64(busy))
-	mixed, zeros := 1.01, 1.3 // what other widths, and zero points, add to a block
+	zeros := 1.3 // what zero points add to a block
 	if p.shape.strips > 2 {
-		mixed, zeros = 1.26, 0.57
+		zeros = 0.57
 	} else if p.shape.rows8 > 2 {
-		mixed, zeros = 0.82, 0.87
+		zeros = 0.87
 	}
 	if w.width != 4 {
-		block *= mixed
+		block *= mixedFactor[p.shape]
 	}
 	if w.args.zeros != 0 {
 		block *= zeros
@@ -390,6 +478,12 @@ var densePlan = plan{dense: true, kernel: "kiln_dequantize and cuBLAS"}
 // and without.
 func (d *Device) denser(m int, w *Weight) bool {
 	size := int64(w.args.rows) * int64(w.args.columns)
+	switch {
+	case d.functions[gemmName(fewShapes[0], 4, "fs")] == 0:
+		return m > 32
+	case d.functions[gemmName(fusedShapes[1], 4, "fs")] == 0:
+		return m > 128
+	}
 	if d.functions[tileName("tall", 256, 4, "s")] == 0 {
 		return m >= 2048 || m >= 1024 && size < 64<<20
 	}
@@ -464,7 +558,21 @@ func fitting(shapes []shape, m int) []shape {
 // are selected.
 func (d *Device) plans(m int, w *Weight, path quant.Path, mayBeDirect bool, selected func([]shape, int) []shape) []plan {
 	var out []plan
+	tensorCores := d.functions[gemmName(fewShapes[0], 4, "fs")] != 0
+	if d.functions[simtName(1, fused)] != 0 && (m == 1 || !tensorCores) {
+		if path != quant.PathReconstruct {
+			return []plan{d.makeSIMT(m, w, fused)}
+		} else if !tensorCores {
+			return []plan{d.makeSIMT(m, w, rounded)}
+		}
+	}
 	gemm := func(kind kernelKind, shapes ...shape) {
+		shapes = slices.DeleteFunc(slices.Clone(shapes), func(s shape) bool {
+			return d.functions[gemmName(s, 0, string(kind)+"s")] == 0
+		})
+		if len(shapes) == 0 {
+			return
+		}
 		for _, s := range selected(shapes, m) {
 			for _, columnWarps := range []int{1, 2, 4} {
 				for splits := 1; splits <= maxCluster; splits++ {

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"sync"
@@ -92,7 +93,7 @@ func (s *Stream) launch(name string, grid [3]uint32, threads, shared int, args u
 		return fmt.Errorf("no kernel %s", name)
 	}
 	var attributes []launchAttribute
-	if cluster > 0 && s.d.info.Major >= 9 {
+	if cluster > 0 && s.d.overlap {
 		attributes = append(attributes, overlapped())
 		if cluster > 1 {
 			attributes = append(attributes, clustered(cluster))
@@ -135,21 +136,71 @@ func (s *Stream) Gemm(ctx context.Context, dst, x quant.Matrix, w quant.Weight, 
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	p, err := s.product(dst, x, w, opts)
+	p, plan, err := s.planned(dst, x, w, opts)
+	if err == nil && p.m > 0 {
+		err = s.run(p, plan)
+	}
 	if err != nil {
-		return fmt.Errorf("product: %w", err)
-	}
-	if p.m == 0 {
-		return nil
-	}
-	plan, err := p.w.plan(p.m, opts.Path, p.x%16 == 0, p.bias != nil || p.ownBias && p.w.bias != 0)
-	if err != nil {
-		return fmt.Errorf("product: %w", err)
-	}
-	if err := s.run(p, plan); err != nil {
 		return fmt.Errorf("product: %w", err)
 	}
 	return nil
+}
+
+// GemmMany computes the products of one matrix of activations with several weights, dst[i] = x·w[i],
+// and gives the same bits as Gemm for one after the other. Activations are brought into the order of
+// a permutation, or into tiles, once for all weights that follow each other and want the same, as
+// those of the projections of one layer do. Nothing is queued if any of them is refused. A bias of
+// the options must fit all weights.
+func (s *Stream) GemmMany(ctx context.Context, dst []quant.Matrix, x quant.Matrix, w []quant.Weight, opts quant.GemmOptions) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if len(dst) != len(w) {
+		return fmt.Errorf("products: %d results for %d weights", len(dst), len(w))
+	}
+	products, plans := make([]product, len(w)), make([]plan, len(w))
+	for i := range w {
+		var err error
+		if products[i], plans[i], err = s.planned(dst[i], x, w[i], opts); err != nil {
+			return fmt.Errorf("product %d of %d: %w", i+1, len(w), err)
+		}
+		for j := range i {
+			if overlap(products[i].out, dst[i], products[j].out, dst[j]) {
+				return fmt.Errorf("product %d of %d: result and that of product %d share memory", i+1, len(w), j+1)
+			}
+		}
+	}
+	if x.Rows() == 0 || len(w) == 0 {
+		return nil
+	}
+	err := s.d.do(func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		var last ordered
+		for i, p := range products {
+			if err := s.queue(p, plans[i], &last); err != nil {
+				return fmt.Errorf("product %d of %d: %w", i+1, len(w), err)
+			}
+		}
+		return nil
+	})
+	return err
+}
+
+// planned returns a checked call of Gemm and how it is computed.
+func (s *Stream) planned(dst, x quant.Matrix, w quant.Weight, opts quant.GemmOptions) (product, plan, error) {
+	p, err := s.product(dst, x, w, opts)
+	if err != nil || p.m == 0 {
+		return p, plan{}, err
+	}
+	how, err := p.w.plan(p.m, opts.Path, p.x%16 == 0, p.bias != nil || p.ownBias && p.w.bias != 0)
+	return p, how, err
+}
+
+// overlap reports whether matrices at two addresses share memory.
+func overlap(a uintptr, m quant.Matrix, b uintptr, n quant.Matrix) bool {
+	size := func(m quant.Matrix) uintptr { return uintptr(2 * m.Rows() * m.Cols()) }
+	return a < b+size(n) && b < a+size(m)
 }
 
 // product is a checked call of Gemm.
@@ -188,8 +239,7 @@ func (s *Stream) product(dst, x quant.Matrix, w quant.Weight, opts quant.GemmOpt
 	case opts.Path > quant.PathReconstruct:
 		return p, fmt.Errorf("no path %v", opts.Path)
 	}
-	size := func(m quant.Matrix) uintptr { return uintptr(2 * m.Rows() * m.Cols()) }
-	if p.m > 0 && p.x < p.out+size(dst) && p.out < p.x+size(x) {
+	if p.m > 0 && overlap(p.x, x, p.out, dst) {
 		return p, errors.New("result and activations share memory")
 	}
 	if !opts.NoBias {
@@ -200,9 +250,9 @@ func (s *Stream) product(dst, x quant.Matrix, w quant.Weight, opts quant.GemmOpt
 }
 
 type gatherArgs struct {
-	x, out, perm       uintptr
-	order              uintptr
-	rows, padded, tile int32
+	x, out, perm          uintptr
+	order                 uintptr
+	m, rows, padded, tile int32
 }
 
 type gemmArgs struct {
@@ -234,60 +284,66 @@ func (s *Stream) run(p product, plan plan) error {
 	return s.d.do(func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if plan.dense {
-			return s.runDense(p)
+		return s.queue(p, plan, &ordered{})
+	})
+}
+
+// queue is run for a caller that holds the context and the lock. last says what the scratch memory
+// for activations has.
+func (s *Stream) queue(p product, plan plan, last *ordered) error {
+	if plan.dense {
+		return s.runDense(p)
+	}
+	bias, err := s.biasOf(p)
+	if err != nil {
+		return err
+	}
+	x, err := s.stored(p, plan, last)
+	if err != nil {
+		return err
+	}
+	var accumulate int32
+	if p.accumulate {
+		accumulate = 1
+	}
+	if plan.tall {
+		args := &tallArgs{
+			weight: p.w.args, x: x, out: p.out, bias: bias, m: int32(p.m), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
+			slab: tallSlab, tiles: int32(plan.tiles(p.m)), sharedTiles: int32(plan.sharedTiles), stages: int32(plan.stages),
 		}
-		bias, err := s.biasOf(p)
-		if err != nil {
-			return err
-		}
-		x, err := s.stored(p, plan)
-		if err != nil {
-			return err
-		}
-		var accumulate int32
-		if p.accumulate {
-			accumulate = 1
-		}
-		if plan.tall {
-			args := &tallArgs{
-				weight: p.w.args, x: x, out: p.out, bias: bias, m: int32(p.m), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
-				slab: tallSlab, tiles: int32(plan.tiles(p.m)), sharedTiles: int32(plan.sharedTiles), stages: int32(plan.stages),
-			}
-			if plan.sharedTiles > 0 {
-				if args.work, err = s.need(&s.work, plan.workBytes(p.m)); err != nil {
-					return err
-				}
-				if args.arrivals, err = s.need(&s.arrivals, 16*int64(plan.sharedTiles)); err != nil {
-					return err
-				}
-			}
-			return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), 2)
-		}
-		if plan.wide {
-			args := &wideArgs{
-				weight: p.w.args, x: x, out: p.out, bias: bias,
-				m: int32(p.m), splits: int32(plan.splits), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
-			}
-			return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), plan.splits)
-		}
-		args := &gemmArgs{
-			weight: p.w.args, x: x, out: p.out, bias: bias, order: p.w.order,
-			m: int32(p.m), columnWarps: int32(plan.columnWarps), splits: int32(plan.splits), accumulate: accumulate,
-		}
-		cluster := 1
-		if plan.splits > 1 && s.d.clusters {
-			cluster = plan.splits
-		} else if plan.splits > 1 {
+		if plan.sharedTiles > 0 {
 			if args.work, err = s.need(&s.work, plan.workBytes(p.m)); err != nil {
 				return err
 			}
-			if args.arrivals, err = s.need(&s.arrivals, 4*int64(plan.tiles(p.m))); err != nil {
+			if args.arrivals, err = s.need(&s.arrivals, 16*int64(plan.sharedTiles)); err != nil {
 				return err
 			}
 		}
-		return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), cluster)
-	})
+		return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), 2)
+	}
+	if plan.wide {
+		args := &wideArgs{
+			weight: p.w.args, x: x, out: p.out, bias: bias,
+			m: int32(p.m), splits: int32(plan.splits), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
+		}
+		return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), plan.splits)
+	}
+	args := &gemmArgs{
+		weight: p.w.args, x: x, out: p.out, bias: bias, order: p.w.order,
+		m: int32(p.m), columnWarps: int32(plan.columnWarps), splits: int32(plan.splits), accumulate: accumulate,
+	}
+	cluster := 1
+	if plan.splits > 1 && s.d.clusters {
+		cluster = plan.splits
+	} else if plan.splits > 1 {
+		if args.work, err = s.need(&s.work, plan.workBytes(p.m)); err != nil {
+			return err
+		}
+		if args.arrivals, err = s.need(&s.arrivals, 4*int64(plan.tiles(p.m))); err != nil {
+			return err
+		}
+	}
+	return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), cluster)
 }
 
 // runDense dequantizes the weight and calls cuBLAS.
@@ -331,37 +387,54 @@ func (s *Stream) biasOf(p product) (uintptr, error) {
 	return at, s.d.drv.upload(at, unsafe.Pointer(unsafe.SliceData(p.bias)), int64(len(p.bias)), s.handle)
 }
 
+// ordered says in which order activations are in scratch memory.
+type ordered struct {
+	valid        bool
+	permHash     [sha256.Size]byte
+	tile, padded int32
+}
+
 // stored returns the activations as the kernel of the plan wants them: in stored order, padded, and
 // aligned for copies of 16 bytes.
-func (s *Stream) stored(p product, plan plan) (uintptr, error) {
+func (s *Stream) stored(p product, plan plan, last *ordered) (uintptr, error) {
 	padded := p.w.args.blockCount * blockRows
 	if plan.direct || !plan.wide && !plan.tall && p.w.args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
 		return p.x, nil
 	}
 	args := gatherArgs{x: p.x, perm: p.w.args.perm, order: p.w.order, rows: p.w.args.rows, padded: padded}
-	rows, chunk := p.m, maxGridY
+	rows, chunk := p.m, maxGridY&^1
 	if plan.wide || plan.tall {
 		args.tile = int32(8 * plan.shape.rows8)
 		rows = plan.rowTiles(p.m) * int(args.tile)
 		chunk = maxGridY / int(args.tile) * int(args.tile)
 	}
+	now := ordered{true, p.w.permHash, args.tile, padded}
+	if *last == now {
+		return s.gathered.at, nil
+	}
 	out, err := s.need(&s.gathered, 2*int64(rows)*int64(padded))
 	if err != nil {
 		return 0, err
 	}
-	kernel, threads, shared, columns := "kiln_gather", 128, 0, (int(padded)/8+127)/128
-	if line := 2 * (int(p.w.args.rows) + 8); p.m >= permuteRows && p.w.order != 0 && p.x%16 == 0 && line <= s.d.info.SharedBytes-maxStaticShared {
-		kernel, threads, shared = "kiln_permute", 256, line
-		columns = max(1, min(8*s.d.info.Multiprocessors/p.m, int(padded)/(8*threads)))
-	}
+	*last = now
+	// How many thread blocks cover a row, and how many rows one has.
+	kernel, threads, shared, columns, each := "kiln_gather", 128, 0, (int(padded)/8+127)/128, 1
 	if args.tile != 0 && args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
 		kernel = "kiln_tile"
+	}
+	if line := 2 * (int(p.w.args.rows) + 8); p.m >= permuteRows && p.w.order != 0 && p.x%16 == 0 && line <= s.d.info.SharedBytes-maxStaticShared {
+		kernel, threads, shared = "kiln_permute", 256, line
+		if p.m >= pairRows && 2*line <= s.d.info.SharedBytes-maxStaticShared {
+			kernel, threads, shared, each = "kiln_permute_pairs", 1024, 2*line, 2
+		}
+		columns = max(1, min(8*s.d.info.Multiprocessors/p.m, (int(padded)/8+threads-1)/threads))
 	}
 	for first := 0; first < p.m; first += chunk {
 		part := args
 		part.x = p.x + uintptr(2*int64(first)*int64(p.w.args.rows))
 		part.out = out + uintptr(2*int64(first)*int64(padded))
-		grid := [3]uint32{uint32(columns), uint32(min(p.m-first, chunk)), 1}
+		part.m = int32(min(p.m-first, chunk))
+		grid := [3]uint32{uint32(columns), uint32((int(part.m) + each - 1) / each), 1}
 		if err := s.launch(kernel, grid, threads, shared, unsafe.Pointer(&part), 1); err != nil {
 			return 0, err
 		}
@@ -372,6 +445,7 @@ func (s *Stream) stored(p product, plan plan) (uintptr, error) {
 const (
 	maxGridY = 65535
 
-	// permuteRows is from how many rows on kiln_permute is faster than kiln_gather.
-	permuteRows = 16
+	// permuteRows is from how many rows on kiln_permute is faster than kiln_gather, and pairRows from
+	// how many on kiln_permute_pairs is.
+	permuteRows, pairRows = 16, 32
 )

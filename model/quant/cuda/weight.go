@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
@@ -154,13 +155,15 @@ func place(column int) int {
 
 // Weight is a quantized matrix on a device.
 type Weight struct {
-	d      *Device
-	args   weightArgs
-	order  uintptr // u16 for each padded row, see kernels/gemm.cu; 0 if there is no permutation, or too many rows
-	width  int
-	bytes  int64
-	bias   uintptr
-	memory []uintptr
+	d     *Device
+	args  weightArgs
+	order uintptr // u16 for each padded row, see kernels/gemm.cu; 0 if there is no permutation, or too many rows
+	width int
+	// permHash is that of perm, to find weights that want the same order of activations.
+	permHash [sha256.Size]byte
+	bytes    int64
+	bias     uintptr
+	memory   []uintptr
 	// wordsLent and scalesLent say that these are in memory of the caller.
 	wordsLent, scalesLent bool
 
@@ -212,6 +215,9 @@ func (s *Stream) uploadInto(ctx context.Context, m *quant.QMatrix, place Place) 
 		return nil, fmt.Errorf("upload: %w", err)
 	}
 	w := &Weight{d: s.d, width: l.width}
+	if l.perm != nil {
+		w.permHash = sha256.Sum256(unsafe.Slice((*byte)(unsafe.Pointer(&l.perm[0])), 4*len(l.perm)))
+	}
 	err = s.d.do(func() error { return w.fill(s, m, l, place) })
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("upload: %w", err), s.d.do(w.release))
@@ -309,7 +315,7 @@ func (w *Weight) unitGrid() [3]uint32 {
 
 // clone returns a copy in other memory, for measurements that must not hit the cache.
 func (w *Weight) clone(s *Stream) (*Weight, error) {
-	c := &Weight{d: w.d, args: w.args, order: w.order, width: w.width}
+	c := &Weight{d: w.d, args: w.args, order: w.order, width: w.width, permHash: w.permHash}
 	size := int64(w.args.strips)*int64(w.args.stride)*unitBytes + wordsMargin
 	err := w.d.do(func() (err error) {
 		if c.args.words, err = w.d.drv.alloc(size); err != nil {

@@ -1,24 +1,19 @@
 // Products of a few rows of activations with a weight, at the speed of memory.
 //
-// A warp owns 32·NS columns and a range of rows. It streams its part of the weight through its own ring in shared
-// memory, with no barrier, unpacks codes to exact halves and multiplies them on the tensor cores with 8·NB rows of
-// activations, summed in float32. Warps that share columns add up in shared memory; thread blocks that do are a cluster and add up
-// in the memory of each other, or, before compute capability 9.0, through a workspace. Always in the same order.
+// A warp owns 32·NS columns and a range of rows. It streams its part of the weight through its own
+// ring in shared memory, without barriers, unpacks codes to exact halves and multiplies them on the
+// tensor cores with 8·NB rows of activations. Sums are float32. Warps that share columns add up
+// their sums in shared memory. Thread blocks that share columns are a cluster and do so in each
+// other's shared memory, or, before compute capability 9.0, through a workspace. The order of
+// additions is always the same.
 #include "hopper.cuh"
 
-struct Gemm {
-  Weight w;
-  const u16 *x;  // [m][32·blockCount] in stored order; Direct: [m][rows] in natural order
-  u16 *out;      // [m][columns]
-  const u16 *bias;
-  float *work;    // [tile][split][tile size], for want of clusters
-  u32 *arrivals;  // [tile], zeros before and after
-  const u16 *order;  // natural row of each padded row, that behind the last for padding
-  int m, columnWarps, splits, accumulate;
-};
-
-// stagesFor is a power of two, so that a ring has the same size for all shapes.
-__host__ __device__ constexpr int stagesFor(int strips) { return strips > 2 ? 4 : 8; }
+// stagesFor is how many stages the ring of a warp has, a power of two. For a mixture of widths (B =
+// 0) they are as large as the widest unit, and two thread blocks on a multiprocessor do more than a
+// longer ring: with eight rows of activations, where registers allow two.
+__host__ __device__ constexpr int stagesFor(int rows8, int strips, int b) {
+  return strips > 2 || b == 0 && rows8 == 1 ? 4 : 8;
+}
 
 #if __CUDA_ARCH__ >= 900
 constexpr bool clusters = true;
@@ -26,11 +21,13 @@ constexpr bool clusters = true;
 constexpr bool clusters = false;
 #endif
 
-// B is the one width of the matrix, or 0 for any mixture. With Round, weights are rounded to half precision as in a reconstructed
-// matrix; without, codes are multiplied and the sum is scaled when the group ends. Direct puts the rows of activations into
-// shared memory as they are and brings them into stored order there; without it they come in that order, through the ring.
-template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ __forceinline__ void gemm(const Gemm &p) {
-  constexpr int stages = stagesFor(NS);
+// B is the one width of the matrix, or 0 for any mixture. With Round, weights are rounded to half
+// precision as in a reconstructed matrix; without, codes are multiplied and the sum is scaled when
+// the group ends. Direct puts the rows of activations into shared memory as they are and brings
+// them into stored order there; without it they come in that order, through the ring.
+template <int NB, int NS, int B, bool Round, bool Asym, bool Direct>
+__device__ __forceinline__ void gemm(const Gemm &p) {
+  constexpr int stages = stagesFor(NB, NS, B);
   extern __shared__ __align__(128) unsigned char shared[];
   startNext();
 #if __CUDA_ARCH__ >= 900
@@ -50,34 +47,41 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
   const int warps = blockDim.x / 32, rowWarps = warps / p.columnWarps;
   const int columnWarp = warp % p.columnWarps, rowWarp = warp / p.columnWarps;
   const int columnTile = blockIdx.x / p.splits, rank = blockIdx.x % p.splits;
-  // Warps to the right of the last column repeat its strips, and nobody stores what they get.
-  const int firstStrip = min((columnTile * p.columnWarps + columnWarp) * NS, (w.strips - 1) / NS * NS);
+  // Warps to the right of the last column repeat its strips. Their sums are not stored.
+  const int firstStrip =
+      min((columnTile * p.columnWarps + columnWarp) * NS, (w.strips - 1) / NS * NS);
   const int part = rank * rowWarps + rowWarp, parts = p.splits * rowWarps;
   const int begin = u32(w.blockCount) * part / parts, end = u32(w.blockCount) * (part + 1) / parts;
   const int row0 = blockIdx.y * 8 * NB, rowsHere = min(8 * NB, p.m - row0);
   const int width = p.columnWarps * NS * 32, fours = width / 4;  // powers of two
 
-  // What other thread blocks of the cluster send comes first, [rank][piece of 4 columns]; then the blocks of this one; then the rings.
+  // What other thread blocks of the cluster send comes first, [rank][piece of 4 columns]; then the
+  // blocks of this one; then the rings.
   const int pieces = (8 * NB * fours + p.splits - 1) / p.splits;
   const int received = clusters && p.splits > 1 ? (p.splits * pieces * 16 + 127) & ~127 : 0;
-  const int firstBlock = u32(w.blockCount) * rank / p.splits, blockCount = u32(w.blockCount) * (rank + 1) / p.splits - firstBlock;
+  const int firstBlock = u32(w.blockCount) * rank / p.splits,
+            blockCount = u32(w.blockCount) * (rank + 1) / p.splits - firstBlock;
   const Block *blocks = reinterpret_cast<const Block *>(shared + received) - firstBlock;
   const int rings = received + (blockCount * 8 + 127 & ~127);
   const int unitSlot = (B ? B : w.maxWidth) * 128, slot = NS * unitSlot;
   constexpr int xSlot = Direct ? 0 : NB * 512;
   const int xRings = rings + warps * stages * slot;
-  unsigned char *ring = shared + rings + warp * stages * slot, *xRing = shared + xRings + warp * stages * xSlot;
+  unsigned char *ring = shared + rings + warp * stages * slot,
+                *xRing = shared + xRings + warp * stages * xSlot;
   u32 ringAddress = sharedAddress(ring) + 16 * lane, xAddress = sharedAddress(xRing) + 16 * lane;
   asm volatile("" : "+r"(ringAddress), "+r"(xAddress));
 
-  for (int i = threadIdx.x; i < blockCount; i += blockDim.x) const_cast<Block *>(blocks)[firstBlock + i] = w.blocks[firstBlock + i];
+  for (int i = threadIdx.x; i < blockCount; i += blockDim.x)
+    const_cast<Block *>(blocks)[firstBlock + i] = w.blocks[firstBlock + i];
   if (B == 0) __syncthreads();
 
   // Where the next block comes from. The strips of a warp are in one panel, next to each other.
-  const int panel = firstStrip / panelStrips, inPanel = firstStrip % panelStrips, step = stripsOfPanel(w, panel) * 128;
+  const int panel = firstStrip / panelStrips, inPanel = firstStrip % panelStrips,
+            step = stripsOfPanel(w, panel) * 128;
   u32 bits = B, offset = B * begin;
   if (B == 0 && begin < end) bits = widthOf(blocks[begin]), offset = offsetOf(blocks[begin]);
-  const unsigned char *from = w.words + blockAt(w, panel, offset) + 16 * lane + (B ? inPanel * B * 128 : 0);
+  const unsigned char *from =
+      w.words + blockAt(w, panel, offset) + 16 * lane + (B ? inPanel * B * 128 : 0);
   int fetched = begin;
   auto fetchWeight = [&](u32 to) {
 #pragma unroll
@@ -88,7 +92,7 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
     if (B == 0) bits = widthOf(blocks[min(++fetched, end - 1)]);
   };
   const u16 *x = p.x + u64(row0 + g) * (32 * w.blockCount) + 8 * t + 32 * begin;
-  // Which rows, of 8, this lane fetches one of.
+  // Bit n: whether this lane fetches a part of row 8n + g.
   u32 mine = 0;
   for (int n = 0; n < NB; n++) mine |= u32(8 * n + g < rowsHere) << n;
   asm volatile("" : "+r"(mine));
@@ -101,15 +105,18 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
 
 #pragma unroll 1
   for (int i = 0; i < stages - 1 && begin + i < end; i++) fetchWeight(ringAddress + i * slot);
-  // Direct has the rows as they are, each with a zero behind it, and each warp its part of them in stored order. What comes first into
-  // that place is which elements they are.
+  // With Direct, the rows are in shared memory in natural order, each with a zero behind it, and
+  // each warp has its part of them in stored order. The indices of these elements are first in that
+  // place.
   const int rowPitch = w.rows + 8, most = (w.blockCount + parts - 1) / parts;
-  u16 *rows = reinterpret_cast<u16 *>(shared + xRings), *own = rows + p.m * rowPitch + warp * p.m * most * 32;
+  u16 *rows = reinterpret_cast<u16 *>(shared + xRings),
+      *own = rows + p.m * rowPitch + warp * p.m * most * 32;
   if (Direct) {
-    for (int i = lane; i < (end - begin) * 4; i += 32) copyAsync16(sharedAddress(own + 8 * i), p.order + 32 * begin + 8 * i);
+    for (int i = lane; i < (end - begin) * 4; i += 32)
+      copyAsync16(sharedAddress(own + 8 * i), p.order + 32 * begin + 8 * i);
   }
   if (B) __syncthreads();
-  // The scales, and zeros, of this group and of the next, so that nothing waits for them.
+  // The scales and zeros of this group and of the next, which is fetched early.
   uint2 scaleBits[NS], nextScale[NS], zeroBits[NS], nextZero[NS];
   const int lastGroup = begin < end ? groupOf(blocks[end - 1]) : 0;
   auto fetchGroup = [&](int group) {
@@ -126,7 +133,8 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
   if (Direct) {
     for (int i = threadIdx.x; i < p.m * (w.rows / 8); i += blockDim.x) {
       const int row = i / (w.rows / 8), piece = i % (w.rows / 8);
-      copyAsync16(sharedAddress(rows + row * rowPitch + piece * 8), p.x + u64(row) * w.rows + piece * 8);
+      copyAsync16(sharedAddress(rows + row * rowPitch + piece * 8),
+                  p.x + u64(row) * w.rows + piece * 8);
     }
     if (threadIdx.x < p.m) rows[threadIdx.x * rowPitch + w.rows] = 0;
     commitAsync();
@@ -152,7 +160,8 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
   }
   u16 *ownRow = own + min(g, p.m - 1) * most * 32 + 8 * t;
 
-  // 4 bits are multiplied with their offsets, which are multiplied once for all columns and taken off when the group ends.
+  // 4 bits are multiplied with their offsets, which are multiplied once for all columns and taken
+  // off when the group ends.
   constexpr bool mayBeRaw = !Round && (B == 0 || B == 4);
   float acc[NS][2][NB][4] = {}, sum[Round ? 1 : NS][2][NB][4] = {}, offsets[NB][4] = {};
   bool raw = B == 4;
@@ -163,10 +172,13 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         const int f = i >> 2, h = i >> 1 & 1;
-        const u32 scaleHalves = f ? scaleBits[s].y : scaleBits[s].x, zeroHalves = f ? zeroBits[s].y : zeroBits[s].x;
+        const u32 scaleHalves = f ? scaleBits[s].y : scaleBits[s].x,
+                  zeroHalves = f ? zeroBits[s].y : zeroBits[s].x;
         const float scale = toFloat(h ? scaleHalves >> 16 : scaleHalves);
         float factor = 0;
-        if (mayBeRaw && raw) factor = 1 + (Asym ? toFloat(h ? zeroHalves >> 16 : zeroHalves) : 8) * (h ? 1.0f / 16 : 1.0f / 256);
+        if (mayBeRaw && raw)
+          factor = 1 + (Asym ? toFloat(h ? zeroHalves >> 16 : zeroHalves) : 8) *
+                           (h ? 1.0f / 16 : 1.0f / 256);
 #pragma unroll
         for (int n = 0; n < NB; n++) {
           float v = acc[s][f][n][i & 3];
@@ -202,7 +214,8 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
       waitAsync<stages - 2>();
       __syncwarp();
       const unsigned char *stage = ring + at * slot, *xStage = xRing + at * xSlot;
-      // Rows that are not there are others, or whatever is in memory. They meet no others, and nobody stores what they give.
+      // Places of rows beyond the last have other rows, or stale memory. A row of the result
+      // depends on its own row only, and those of such places are not stored.
       uint4 xs[NB];
 #pragma unroll
       for (int n = 0; n < NB; n++) {
@@ -258,8 +271,8 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
   waitAsync<0>();
   __syncthreads();
 
-  // The sums of all warps, [row warp][row][column], rows 4 words apart from a multiple of 32 so that stores of a
-  // warp meet different banks.
+  // The sums of all warps, [row warp][row][column], rows 4 words apart from a multiple of 32 so
+  // that stores of a warp meet different banks.
   const int pitch = width + 4;
   float *sums = reinterpret_cast<float *>(shared + rings);
 #pragma unroll
@@ -270,12 +283,16 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
       for (int n = 0; n < NB; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          const int row = 8 * n + 2 * t + (i & 1), column = (columnWarp * NS + s) * 32 + 16 * f + 8 * (i >> 1) + g;
-          if (row < rowsHere) sums[(rowWarp * 8 * NB + row) * pitch + column] = Round ? acc[s][f][n][i] : sum[Round ? 0 : s][f][n][i];
+          const int row = 8 * n + 2 * t + (i & 1),
+                    column = (columnWarp * NS + s) * 32 + 16 * f + 8 * (i >> 1) + g;
+          if (row < rowsHere)
+            sums[(rowWarp * 8 * NB + row) * pitch + column] =
+                Round ? acc[s][f][n][i] : sum[Round ? 0 : s][f][n][i];
         }
   __syncthreads();
 
-  // A thread adds up four columns at a time: piece i of the tile. The code is short, for it is run once and comes from far.
+  // A thread adds up four columns at a time: piece i of the tile. The code is short because it runs
+  // once, so that every instruction is fetched from memory.
   auto add = [&](float4 &v, float4 one) { v.x += one.x, v.y += one.y, v.z += one.z, v.w += one.w; };
   const int shift = 31 - __clz(fours);
   auto ofWarps = [&](int i) {
@@ -290,7 +307,9 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
     const int column = columnTile * width + (i & (fours - 1)) * 4;
     u16 *to = p.out + u64(row0 + (i >> shift)) * w.columns + column;
     if (!p.bias && !p.accumulate && w.columns % 4 == 0 && u64(p.out) % 8 == 0) {
-      if (column < w.columns) *reinterpret_cast<uint2 *>(to) = make_uint2(toHalf(v.x) | toHalf(v.y) << 16, toHalf(v.z) | toHalf(v.w) << 16);
+      if (column < w.columns)
+        *reinterpret_cast<uint2 *>(to) =
+            make_uint2(toHalf(v.x) | toHalf(v.y) << 16, toHalf(v.z) | toHalf(v.w) << 16);
       return;
     }
     const float values[4] = {v.x, v.y, v.z, v.w};
@@ -311,11 +330,13 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
   }
 #if __CUDA_ARCH__ >= 900
   const u32 barrier = sharedAddress(&receivedBarrier);
-  if (threadIdx.x == 0) expectBytes(barrier, (count - rank + p.splits - 1) / p.splits * p.splits * 16);
+  if (threadIdx.x == 0)
+    expectBytes(barrier, (count - rank + p.splits - 1) / p.splits * p.splits * 16);
   waitCluster();  // all have begun, so that their memory is there
 #pragma unroll 1
   for (int i = threadIdx.x; i < count; i += blockDim.x)
-    storeCluster(sharedAddress(shared) + (rank * pieces + i / p.splits) * 16, barrier, i % p.splits, ofWarps(i));
+    storeCluster(sharedAddress(shared) + (rank * pieces + i / p.splits) * 16, barrier, i % p.splits,
+                 ofWarps(i));
   waitBarrier(barrier, 0);
 #pragma unroll 1
   for (int j = threadIdx.x; j * p.splits + rank < count; j += blockDim.x) {
@@ -329,7 +350,8 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
   __shared__ u32 last;
   const u32 tile = blockIdx.y * (gridDim.x / p.splits) + columnTile;
   float4 *partial = reinterpret_cast<float4 *>(p.work) + u64(tile) * p.splits * (8 * NB * fours);
-  for (int i = threadIdx.x; i < count; i += blockDim.x) partial[rank * (8 * NB * fours) + i] = ofWarps(i);
+  for (int i = threadIdx.x; i < count; i += blockDim.x)
+    partial[rank * (8 * NB * fours) + i] = ofWarps(i);
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(&p.arrivals[tile], 1u) == u32(p.splits - 1);
@@ -345,25 +367,36 @@ template <int NB, int NS, int B, bool Round, bool Asym, bool Direct> __device__ 
 #endif
 }
 
-// The names are kiln_gemm_<rows/8>x<strips>_<width or 0>_<f for fused, d for fused and direct, r for rounded><s or a for
-// symmetric or not>.
-#define KILN_GEMM(nb, ns, b, kind, rounded, asym, direct)                                                        \
-  extern "C" __global__ void __launch_bounds__(256, nb * ns > 4 || ns > 2 && asym ? 1 : 2)                    \
-      kiln_gemm_##nb##x##ns##_##b##_##kind(const Gemm p) {                                                       \
-    gemm<nb, ns, b, rounded, asym, direct>(p);                                                                   \
+// The names are kiln_gemm_<rows/8>x<strips>_<width or 0>_<f for fused, d for fused and direct, r
+// for rounded><s or a for symmetric or not>.
+#define KILN_GEMM(nb, ns, b, kind, rounded, asym, direct)                                          \
+  extern "C" __global__ void __launch_bounds__(256, (nb) * (ns) > 4 || ns > 2 && asym ? 1 : 2)     \
+      kiln_gemm_##nb##x##ns##_##b##_##kind(const Gemm p) {                                         \
+    gemm<nb, ns, b, rounded, asym, direct>(p);                                                     \
   }
-#define KILN_SHAPES(b, fused, direct, asym)     \
-  KILN_GEMM(1, 2, b, fused, false, asym, false) \
-  KILN_GEMM(1, 4, b, fused, false, asym, false) \
-  KILN_GEMM(2, 2, b, fused, false, asym, false) \
-  KILN_GEMM(2, 4, b, fused, false, asym, false) \
-  KILN_GEMM(4, 2, b, fused, false, asym, false) \
-  KILN_GEMM(1, 2, b, direct, false, asym, true) \
+#define KILN_SHAPES(b, fused, direct, asym)                                                        \
+  KILN_GEMM(1, 2, b, fused, false, asym, false)                                                    \
+  KILN_GEMM(1, 4, b, fused, false, asym, false)                                                    \
+  KILN_GEMM(2, 2, b, fused, false, asym, false)                                                    \
+  KILN_GEMM(2, 4, b, fused, false, asym, false)                                                    \
+  KILN_GEMM(4, 2, b, fused, false, asym, false)                                                    \
+  KILN_GEMM(1, 2, b, direct, false, asym, true)                                                    \
   KILN_GEMM(1, 4, b, direct, false, asym, true)
+#if __CUDA_ARCH__ >= 800
 KILN_SHAPES(4, fs, ds, false)
 KILN_SHAPES(0, fs, ds, false)
 KILN_SHAPES(4, fa, da, true)
 KILN_SHAPES(0, fa, da, true)
+#else
+// Compute capability 7.5 has too little shared memory for the other shapes.
+#define KILN_FEW_SHAPES(b, fused, asym)                                                            \
+  KILN_GEMM(1, 2, b, fused, false, asym, false)                                                    \
+  KILN_GEMM(4, 2, b, fused, false, asym, false)
+KILN_FEW_SHAPES(4, fs, false)
+KILN_FEW_SHAPES(0, fs, false)
+KILN_FEW_SHAPES(4, fa, true)
+KILN_FEW_SHAPES(0, fa, true)
+#endif
 KILN_GEMM(1, 2, 0, rs, true, false, false)
 KILN_GEMM(4, 2, 0, rs, true, false, false)
 KILN_GEMM(1, 2, 0, ra, true, true, false)

@@ -3,13 +3,14 @@
 
 struct Pack {
   Weight w;
-  const u32 *source;   // packed words as in the file, [packed row][column]
-  const int *bits;     // bit in its column's stream where the code of each padded row starts, −1 for padding
+  const u32 *source;  // packed words as in the file, [packed row][column]
+  const int *bits;    // first bit of the code of each padded row in its column, −1 for padding
   unsigned char *words;
 };
 
 __device__ __forceinline__ u32 pairAt(u32 b, int q, int *word, int *shift) {
-  // Which word, and at which bit of its halves, pair q begins. Pairs that are in pieces are the caller's.
+  // In which word, and at which bit of its halves, pair q begins. The result is 0 for a pair that
+  // is in pieces, which the caller places.
   switch (b) {
   case 2: *word = q / 8, *shift = 2 * (q % 8); return 1;
   case 3: *word = q / 5, *shift = 3 * (q % 5); return q < 15;
@@ -65,7 +66,9 @@ extern "C" __global__ void kiln_pack(const Pack p) {
 }
 
 // unpackAny is unpack for a width known at run time.
-template <bool Asym> __device__ void unpackAny(u32 b, const unsigned char *unit, int lane, const Zeros &z, u32 (&q)[16]) {
+template <bool Asym>
+__device__ void unpackAny(u32 b, const unsigned char *unit, int lane, const Zeros &z,
+                          u32 (&q)[16]) {
   u32 w[8];
   switch (b) {
   case 2: loadWords<2>(unit, lane, w), unpack<2, Asym>(w, z, q); break;
@@ -124,15 +127,15 @@ struct Gather {
   u16 *out;      // [m][32·blockCount]
   const int *perm;
   const u16 *order;  // as in gemm.cu, for kiln_permute
-  int rows, padded;
-  int tile;  // 0, or the rows of a tile of wgmma.cu
+  int m, rows, padded;
+  int tile;  // 0, or the rows of a tile of wgmma.cu or tall.cu
 };
 
 // Activations in stored order, zeros where rows are padding. A thread writes 8.
 //
-// For wgmma.cu the order is [tile][block][row of the tile][32], so that a tile of a block is one piece of memory, as its
-// operand has it: place 16s + 8p + 2t + h of a block has row 8t + 4s + 2p + h, and pieces of 16 bytes are exchanged as
-// the 64-byte swizzle does.
+// For wgmma.cu and tall.cu the order is [tile][block][row of the tile][32], so that a tile of a
+// block is one piece of memory, as its operand has it: place 16s + 8p + 2t + h of a block has row
+// 8t + 4s + 2p + h, and pieces of 16 bytes are exchanged as the 64-byte swizzle does.
 __device__ __forceinline__ int storedRow(const Gather &p, int k, int i) {
   return p.tile ? (k & ~31) + 8 * (i >> 1) + (k >> 2 & 6) + (i & 1) : k + i;
 }
@@ -142,7 +145,8 @@ __device__ __forceinline__ u64 placeOf(const Gather &p, int m, int k) {
   return u64(m / p.tile) * p.tile * p.padded + (u64(k >> 5) * p.tile + row) * 32 + piece * 8;
 }
 __device__ __forceinline__ void store8(u16 *to, const u32 (&v)[8]) {
-  *reinterpret_cast<uint4 *>(to) = make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
+  *reinterpret_cast<uint4 *>(to) =
+      make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
 }
 
 extern "C" __global__ void kiln_gather(const Gather p) {
@@ -163,7 +167,8 @@ extern "C" __global__ void kiln_gather(const Gather p) {
   store8(p.out + placeOf(p, m, k), v);
 }
 
-// The same for tiles if rows are neither moved nor padded: what pairs of elements do in a block is a transposition, 4 by 4.
+// The same for tiles if rows are neither moved nor padded: the pairs of a block are transposed, 4
+// by 4.
 extern "C" __global__ void kiln_tile(const Gather p) {
   startNext();
   const int k = (blockIdx.x * blockDim.x + threadIdx.x) * 8, m = blockIdx.y;
@@ -173,14 +178,16 @@ extern "C" __global__ void kiln_tile(const Gather p) {
   *reinterpret_cast<uint4 *>(p.out + placeOf(p, m, k)) = make_uint4(x[0], x[4], x[8], x[12]);
 }
 
-// The same through shared memory, for many rows: elements that are far apart cost 16 times their size where they come from further away.
+// The same through shared memory, for many rows: an element that is read alone from global memory
+// costs as much as the 16 of its sector.
 extern "C" __global__ void __launch_bounds__(256) kiln_permute(const Gather p) {
   extern __shared__ __align__(16) u16 line[];  // the row, and a zero
   startNext();
   const int m = blockIdx.y;
   const u16 *x = p.x + u64(m) * p.rows;
   waitForEarlier();
-  for (int i = threadIdx.x * 8; i < p.rows; i += 256 * 8) copyAsync16(sharedAddress(line + i), x + i);
+  for (int i = threadIdx.x * 8; i < p.rows; i += 256 * 8)
+    copyAsync16(sharedAddress(line + i), x + i);
   if (threadIdx.x == 0) line[p.rows] = 0;
   commitAsync();
   waitAsync<0>();
@@ -196,13 +203,47 @@ extern "C" __global__ void __launch_bounds__(256) kiln_permute(const Gather p) {
   }
 }
 
+// The same for two rows that are side by side in shared memory, so that one access finds both.
+extern "C" __global__ void __launch_bounds__(1024) kiln_permute_pairs(const Gather p) {
+  extern __shared__ __align__(16) u32 lines[];  // both rows, and a zero
+  startNext();
+  const int m = blockIdx.y * 2, other = min(m + 1, p.m - 1);
+  const u16 *x = p.x + u64(m) * p.rows, *y = p.x + u64(other) * p.rows;
+  waitForEarlier();
+#pragma unroll 2
+  for (int i = threadIdx.x * 8; i < p.rows; i += blockDim.x * 8) {
+    const uint4 a = *reinterpret_cast<const uint4 *>(x + i);
+    const uint4 b = *reinterpret_cast<const uint4 *>(y + i);
+    uint4 *to = reinterpret_cast<uint4 *>(lines + i);
+    to[0] = make_uint4(__byte_perm(a.x, b.x, 0x5410), __byte_perm(a.x, b.x, 0x7632),
+                       __byte_perm(a.y, b.y, 0x5410), __byte_perm(a.y, b.y, 0x7632));
+    to[1] = make_uint4(__byte_perm(a.z, b.z, 0x5410), __byte_perm(a.z, b.z, 0x7632),
+                       __byte_perm(a.w, b.w, 0x5410), __byte_perm(a.w, b.w, 0x7632));
+  }
+  if (threadIdx.x == 0) lines[p.rows] = 0;
+  __syncthreads();
+  for (int k = (blockIdx.x * blockDim.x + threadIdx.x) * 8; k < p.padded;
+       k += gridDim.x * blockDim.x * 8) {
+    u32 v[4], w[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const u32 both = *reinterpret_cast<const u32 *>(p.order + storedRow(p, k, 2 * i));
+      const u32 first = lines[both & 0xFFFF], second = lines[both >> 16];
+      v[i] = __byte_perm(first, second, 0x5410), w[i] = __byte_perm(first, second, 0x7632);
+    }
+    *reinterpret_cast<uint4 *>(p.out + placeOf(p, m, k)) = make_uint4(v[0], v[1], v[2], v[3]);
+    if (other > m)
+      *reinterpret_cast<uint4 *>(p.out + placeOf(p, other, k)) = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+}
+
 struct Copy {
   const uint4 *from;
   uint4 *to;
   u64 count;  // a multiple of 4 · 256
 };
 
-// What memory can do, for comparison.
+// A copy, to measure the speed of memory.
 extern "C" __global__ void kiln_copy(const Copy p) {
   for (u64 i = u64(blockIdx.x) * 1024 + threadIdx.x; i < p.count; i += u64(gridDim.x) * 1024) {
     uint4 a = p.from[i], b = p.from[i + 256], c = p.from[i + 512], d = p.from[i + 768];

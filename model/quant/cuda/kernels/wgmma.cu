@@ -1,9 +1,10 @@
 // Products of many rows of activations with a weight, at the speed of Hopper's tensor cores.
 //
-// A warp unpacks its codes to rounded half-precision weights in registers, the A operand of wgmma (columns of the weight
-// as M); activations are the B operand, in shared memory. Two warpgroups of a thread block own 128 columns each and share
-// the tile of activations. While one multiplies, the other unpacks; a few threads of a third fetch. Thread blocks of a cluster share a tile of the result and own ranges of rows; they add up through distributed
-// shared memory, in order.
+// A warp unpacks its codes to rounded half-precision weights in registers, the A operand of wgmma
+// (columns of the weight as M); activations are the B operand, in shared memory. Two warpgroups of
+// a thread block own 128 columns each and share the tile of activations. While one multiplies, the
+// other unpacks; a few threads of a third fetch. Thread blocks of a cluster share a tile of the
+// result and own ranges of rows; they add up through distributed shared memory, in order.
 #include "wgmma.cuh"
 
 struct Wide {
@@ -18,7 +19,9 @@ __host__ __device__ constexpr int stagesFor(int m) { return m <= 32 ? 9 : m <= 6
 
 __device__ __forceinline__ void syncWarpgroups() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 // unpackStrip makes the weights of both fragments of a strip.
-template <int B, bool Asym> __device__ __forceinline__ void unpackStrip(const u32 *words, uint2 scales, uint2 zeros, u32 (&q)[16]) {
+template <int B, bool Asym>
+__device__ __forceinline__ void unpackStrip(const u32 *words, uint2 scales, uint2 zeros,
+                                            u32 (&q)[16]) {
   u32 scale[4];
   Zeros z;
   columnPairs(scales, scale);
@@ -30,36 +33,48 @@ template <int B, bool Asym> __device__ __forceinline__ void unpackStrip(const u3
 
 // multiplyRange adds up the products of a warpgroup, a strip to each warp.
 template <int M, int B, bool Asym>
-__device__ __forceinline__ void multiplyRange(int begin, int end, int strips, int slot, unsigned char *shared, u32 full, const u32 *widths,
+__device__ __forceinline__ void multiplyRange(int begin, int end, int strips, int slot,
+                                              unsigned char *shared, u32 full, const u32 *widths,
                                               float (&acc)[2][M / 2]) {
   constexpr int stages = stagesFor(M);
-  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes, unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
+  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes,
+                unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
   const int lane = threadIdx.x & 31, strip = threadIdx.x / 32, g = lane >> 2;
   const u32 base = sharedAddress(shared), empty = full + 8 * stages;
   u32 q[2][2][16], words[2][B == 4 ? 4 : 8], bits[2] = {B, B};
   uint2 scales[2], zeros[2];
-  // Stages: of the blocks that are fetched next, of those that are multiplied next, and of those that are multiplied.
+  // Stages: of the blocks that are fetched next, of those that are multiplied next, and of those
+  // that are multiplied.
   int at = 0, now = 0, running = -1;
   u32 parity = 0;
+  bool four = B == 4;  // both blocks; in a mixture most have the smallest width
   auto fetch = [&] {
     waitBarrier(full + 8 * at, parity);
     const unsigned char *from = shared + at * slot, *table = from + scalesAt + strip * 64 + g * 8;
+    if (!B) {
+      bits[0] = widths[2 * at], bits[1] = widths[2 * at + 1];
+      four = bits[0] == 4 && bits[1] == 4;
+    }
+    const unsigned char *units[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       scales[i] = *reinterpret_cast<const uint2 *>(table + i * scaleBytes);
       if (Asym) zeros[i] = *reinterpret_cast<const uint2 *>(table + (2 + i) * scaleBytes);
-      if (!B) bits[i] = widths[2 * at + i];
-      const unsigned char *unit = from + unitsAt + i * strips * bits[0] * 128 + strip * bits[i] * 128;
-      if constexpr (B == 4) {
-        loadWords<4>(unit, lane, words[i]);
-      } else {
+      units[i] = from + unitsAt + i * strips * bits[0] * 128 + strip * bits[i] * 128;
+    }
+    if (B == 4 || four) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) loadWords<4>(units[i], lane, words[i]);
+    } else if constexpr (B != 4) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
         switch (bits[i]) {
-        case 2: loadWords<2>(unit, lane, words[i]); break;
-        case 3: loadWords<3>(unit, lane, words[i]); break;
-        case 4: loadWords<4>(unit, lane, words[i]); break;
-        case 5: loadWords<5>(unit, lane, words[i]); break;
-        case 6: loadWords<6>(unit, lane, words[i]); break;
-        default: loadWords<8>(unit, lane, words[i]);
+        case 2: loadWords<2>(units[i], lane, words[i]); break;
+        case 3: loadWords<3>(units[i], lane, words[i]); break;
+        case 4: loadWords<4>(units[i], lane, words[i]); break;
+        case 5: loadWords<5>(units[i], lane, words[i]); break;
+        case 6: loadWords<6>(units[i], lane, words[i]); break;
+        default: loadWords<8>(units[i], lane, words[i]);
         }
       }
     }
@@ -67,11 +82,12 @@ __device__ __forceinline__ void multiplyRange(int begin, int end, int strips, in
     if (++at == stages) at = 0, parity ^= 1;
   };
   auto make = [&](auto &q) {
+    if (B == 4 || four) {
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      if constexpr (B == 4) {
-        unpackStrip<4, Asym>(words[j], scales[j], zeros[j], q[j]);
-      } else {
+      for (int j = 0; j < 2; j++) unpackStrip<4, Asym>(words[j], scales[j], zeros[j], q[j]);
+    } else if constexpr (B != 4) {
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
         switch (bits[j]) {
         case 2: unpackStrip<2, Asym>(words[j], scales[j], zeros[j], q[j]); break;
         case 3: unpackStrip<3, Asym>(words[j], scales[j], zeros[j], q[j]); break;
@@ -83,8 +99,9 @@ __device__ __forceinline__ void multiplyRange(int begin, int end, int strips, in
       }
     }
   };
-  // step starts the products of two blocks, or of the last one, and unpacks the next, if there are more, when those of the blocks
-  // before are done. Between that and the start of its products there is as little as possible.
+  // step starts the products of two blocks, or of the last one, and unpacks the next, if there are
+  // more, when those of the blocks before are done. Between that and the start of its products
+  // there is as little as possible.
   auto step = [&](auto &q, auto &following, auto blocks, auto more) {
     const u64 rows = descriptor(base + now * slot);
     fenceOperands();
@@ -118,9 +135,7 @@ __device__ __forceinline__ void multiplyRange(int begin, int end, int strips, in
     step(q[0], q[1], Number<2>(), Number<1>());
     step(q[1], q[0], Number<1>(), Number<0>());
     break;
-  default:
-    step(q[0], q[1], Number<2>(), Number<1>());
-    step(q[1], q[0], Number<2>(), Number<0>());
+  default: step(q[0], q[1], Number<2>(), Number<1>()); step(q[1], q[0], Number<2>(), Number<0>());
   }
   waitGroups<0>();
 }
@@ -133,28 +148,38 @@ struct Fetch {
 
 // fetchRange fills the stages with units (0), scales (1), activations (2) or zeros (3).
 template <int M, int B, bool Asym, int Role>
-__device__ __forceinline__ void fetchRange(const Weight &w, const Fetch f, const unsigned char *x, u32 *widths) {
+__device__ __forceinline__ void fetchRange(const Weight &w, const Fetch f, const unsigned char *x,
+                                           u32 *widths) {
   constexpr int stages = stagesFor(M);
-  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes, unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
+  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes,
+                unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
   const int strips = stripsOfPanel(w, f.panel);
   const uint2 *blocks = reinterpret_cast<const uint2 *>(w.blocks);
   uint2 first = __ldg(blocks + f.begin), second = __ldg(blocks + min(f.begin + 1, f.end - 1));
   const unsigned char *words = w.words + blockAt(w, f.panel, first.x >> 4);
-  const unsigned char *table = reinterpret_cast<const unsigned char *>(Role == 1 ? w.scales : w.zeros) + u64(f.panel) * scaleBytes;
+  const unsigned char *table =
+      reinterpret_cast<const unsigned char *>(Role == 1 ? w.scales : w.zeros) +
+      u64(f.panel) * scaleBytes;
   int at = 0;
   u32 parity = 1;  // the first round finds all stages empty
-  u32 barrier = f.full, to = f.base + (Role == 0 ? unitsAt : Role == 1 ? scalesAt : Role == 2 ? 0 : scalesAt + 2 * scaleBytes);
+  u32 barrier = f.full, to = f.base + (Role == 0   ? unitsAt
+                                       : Role == 1 ? scalesAt
+                                       : Role == 2 ? 0
+                                                   : scalesAt + 2 * scaleBytes);
   for (int k = f.begin; k < f.end; k += 2) {
     const int count = min(2, f.end - k);
     uint2 next, afterNext;
-    if (Role % 2 == 1 || Role == 0 && !B) next = __ldg(blocks + min(k + 2, f.end - 1)), afterNext = __ldg(blocks + min(k + 3, f.end - 1));
+    if (Role % 2 == 1 || Role == 0 && !B)
+      next = __ldg(blocks + min(k + 2, f.end - 1)),
+      afterNext = __ldg(blocks + min(k + 3, f.end - 1));
     waitBarrier(barrier + 8 * stages, parity);
     if (Role == 2) {
       expectBytes(barrier, count * tileBytes);
       copyBulk(to, x, count * tileBytes, barrier);
       x += 2 * tileBytes;
     } else if (Role == 0) {
-      const u32 bytes = strips * 128 * (B ? count * B : (first.x & 15) + (count == 2 ? second.x & 15 : 0));
+      const u32 bytes =
+          strips * 128 * (B ? count * B : (first.x & 15) + (count == 2 ? second.x & 15 : 0));
       if (!B) widths[2 * at] = first.x & 15, widths[2 * at + 1] = second.x & 15;
       expectBytes(barrier, bytes);
       copyBulk(to, words, bytes, barrier);
@@ -162,7 +187,9 @@ __device__ __forceinline__ void fetchRange(const Weight &w, const Fetch f, const
     } else {
       expectBytes(barrier, count * strips * 64);
       copyBulk(to, table + u64((first.y & 0xFFFF) * u32(w.strips)) * 64, strips * 64, barrier);
-      if (count == 2) copyBulk(to + scaleBytes, table + u64((second.y & 0xFFFF) * u32(w.strips)) * 64, strips * 64, barrier);
+      if (count == 2)
+        copyBulk(to + scaleBytes, table + u64((second.y & 0xFFFF) * u32(w.strips)) * 64,
+                 strips * 64, barrier);
     }
     first = next, second = afterNext;
     barrier += 8, to += f.slot;
@@ -170,7 +197,8 @@ __device__ __forceinline__ void fetchRange(const Weight &w, const Fetch f, const
   }
 }
 
-// B is the one width of the matrix, or 0 for any mixture. M is the number of rows of activations of a tile.
+// B is the one width of the matrix, or 0 for any mixture. M is the number of rows of activations of
+// a tile.
 template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wide &p) {
   constexpr int warps = panelStrips, stages = stagesFor(M);
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -181,25 +209,31 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, g = lane >> 2, t = lane & 3;
   const int tile = blockIdx.x / p.splits, rank = blockIdx.x % p.splits;
   const int columnTile = tile / p.rowTiles, rowTile = tile % p.rowTiles, row0 = rowTile * M;
-  const int begin = int(u64(w.blockCount) * rank / p.splits), end = int(u64(w.blockCount) * (rank + 1) / p.splits);
+  const int begin = int(u64(w.blockCount) * rank / p.splits),
+            end = int(u64(w.blockCount) * (rank + 1) / p.splits);
 
-  // A stage has two blocks: their tiles of activations, the scales and zeros of the panel, and its units.
-  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes, unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
-  const int slot = (unitsAt + 2 * panelStrips * (B ? B : w.maxWidth) * 128 + 511) & ~511, strips = stripsOfPanel(w, columnTile);
+  // A stage has two blocks: their tiles of activations, the scales and zeros of the panel, and its
+  // units.
+  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes,
+                unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
+  const int slot = (unitsAt + 2 * panelStrips * (B ? B : w.maxWidth) * 128 + 511) & ~511,
+            strips = stripsOfPanel(w, columnTile);
   const u32 base = sharedAddress(shared), full = sharedAddress(barriers), empty = full + 8 * stages;
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; i++) {
       initBarrier(full + 8 * i, Asym ? 4 : 3);
       initBarrier(empty + 8 * i, warps * arriving);
     }
-    asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;" ::
+                     : "memory");
   }
   __syncthreads();
 
   // Registers of the warpgroup that fetches go to those that multiply.
   if (warp >= warps) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    // One thread fetches units, one scales, one activations and one zeros: issuing a copy takes longer than waiting for it.
+    // One thread fetches units, one scales, one activations and one zeros: issuing a copy takes
+    // longer than waiting for it.
     if (lane == 0 && begin < end) {
       const Fetch f = {base, full, slot, begin, end, columnTile};
       switch (warp - warps) {
@@ -207,7 +241,10 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
       case 1: fetchRange<M, B, Asym, 1>(w, f, nullptr, widths); break;
       case 2:
         waitForEarlier();
-        fetchRange<M, B, Asym, 2>(w, f, reinterpret_cast<const unsigned char *>(p.x) + (u64(rowTile) * w.blockCount + begin) * tileBytes, widths);
+        fetchRange<M, B, Asym, 2>(w, f,
+                                  reinterpret_cast<const unsigned char *>(p.x) +
+                                      (u64(rowTile) * w.blockCount + begin) * tileBytes,
+                                  widths);
         break;
       default:
         if (Asym) fetchRange<M, B, Asym, 3>(w, f, nullptr, widths);
@@ -231,18 +268,21 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
     for (int f = 0; f < 2; f++)
 #pragma unroll
       for (int i = 0; i < M / 2; i++) {
-        int row = 8 * (i >> 2) + 2 * t + (i & 1), column = warp * 32 + 16 * f + 8 * (i >> 1 & 1) + g;
+        int row = 8 * (i >> 2) + 2 * t + (i & 1),
+            column = warp * 32 + 16 * f + 8 * (i >> 1 & 1) + g;
         sums[row * pitch + column] = acc[f][i];
       }
     if (p.splits > 1) syncCluster();
     else syncWarpgroups();
     // Four columns a thread, four rows at a time; the thread blocks of a cluster take turns.
-    const int rowsHere = min(M, p.m - row0), inTile = (threadIdx.x & 63) * 4, column = columnTile * width + inTile;
+    const int rowsHere = min(M, p.m - row0), inTile = (threadIdx.x & 63) * 4,
+              column = columnTile * width + inTile;
     const bool fast = w.columns % 4 == 0 && u64(p.out) % 8 == 0 && !p.bias && !p.accumulate;
     auto finish = [&](int row, float4 v) {
       u16 *to = p.out + u64(row0 + row) * w.columns + column;
       if (fast) {
-        *reinterpret_cast<uint2 *>(to) = make_uint2(toHalf(v.x) | toHalf(v.y) << 16, toHalf(v.z) | toHalf(v.w) << 16);
+        *reinterpret_cast<uint2 *>(to) =
+            make_uint2(toHalf(v.x) | toHalf(v.y) << 16, toHalf(v.z) | toHalf(v.w) << 16);
         return;
       }
       float values[4] = {v.x, v.y, v.z, v.w};
@@ -256,7 +296,8 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
     };
     if (column < w.columns && p.splits == 1) {
 #pragma unroll 4
-      for (int row = threadIdx.x >> 6; row < rowsHere; row += 4) finish(row, *reinterpret_cast<const float4 *>(sums + row * pitch + inTile));
+      for (int row = threadIdx.x >> 6; row < rowsHere; row += 4)
+        finish(row, *reinterpret_cast<const float4 *>(sums + row * pitch + inTile));
     } else if (column < w.columns) {
 #pragma unroll 2
       for (int row = rank + p.splits * (threadIdx.x >> 6); row < rowsHere; row += 4 * p.splits) {
@@ -271,7 +312,7 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
         finish(row, v);
       }
     }
-    // Nobody leaves while others read its sums. Threads that have left are not waited for.
+    // A thread block stays while others read its sums. Threads that have ended are not waited for.
     if (p.splits > 1) {
       arriveCluster();
       waitCluster();
@@ -280,13 +321,14 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
 }
 
 // The names are kiln_wide_<rows>_<width or 0>_<s or a for symmetric or not>.
-#define KILN_WIDE(m, b, kind, asym)                                                                   \
-  extern "C" __global__ void __launch_bounds__(384, 1) kiln_wide_##m##_##b##_##kind(const Wide p) { \
-    wide<m, b, asym>(p);                                                                              \
+#define KILN_WIDE(m, b, kind, asym)                                                                \
+  extern "C" __global__ void __launch_bounds__(384, 1)                                             \
+      kiln_wide_##m##_##b##_##kind(const Wide p) {                                                 \
+    wide<m, b, asym>(p);                                                                           \
   }
-#define KILN_ROWS(b, kind, asym)                             \
-  KILN_WIDE(16, b, kind, asym) KILN_WIDE(32, b, kind, asym) \
-  KILN_WIDE(64, b, kind, asym) KILN_WIDE(128, b, kind, asym)
+#define KILN_ROWS(b, kind, asym)                                                                   \
+  KILN_WIDE(16, b, kind, asym)                                                                     \
+  KILN_WIDE(32, b, kind, asym) KILN_WIDE(64, b, kind, asym) KILN_WIDE(128, b, kind, asym)
 KILN_ROWS(4, s, false)
 KILN_ROWS(0, s, false)
 KILN_ROWS(4, a, true)

@@ -395,7 +395,8 @@ func kiln_gemm(matrix C.kiln_matrix, x unsafe.Pointer, x_rows, x_cols C.int64_t,
 }
 
 // kiln_gemm_many computes the products of one x with several matrices of one device, each as
-// kiln_gemm does, with as many rows as x. Nothing is computed if one of them is refused.
+// kiln_gemm does, with as many rows as x. Matrices that have the same order of rows, as those of one
+// layer do, share the work of bringing x into it. Nothing is computed if one of them is refused.
 //
 //export kiln_gemm_many
 func kiln_gemm_many(products *C.kiln_product, count C.int64_t, x unsafe.Pointer, x_rows, x_cols C.int64_t, flags C.uint32_t,

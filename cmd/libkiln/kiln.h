@@ -200,7 +200,8 @@ int32_t kiln_free(kiln_matrix matrix);
 int32_t kiln_gemm(kiln_matrix matrix, const void *x, int64_t x_rows, int64_t x_cols, void *out, int64_t out_rows, int64_t out_cols, uint32_t flags, void *stream);
 
 // kiln_gemm_many computes the products of one x with several matrices of one device, each as
-// kiln_gemm does, with as many rows as x. Nothing is computed if one of them is refused.
+// kiln_gemm does, with as many rows as x. Matrices that have the same order of rows, as those of one
+// layer do, share the work of bringing x into it. Nothing is computed if one of them is refused.
 int32_t kiln_gemm_many(const kiln_product *products, int64_t count, const void *x, int64_t x_rows, int64_t x_cols, uint32_t flags, void *stream);
 
 // kiln_dequantize writes the weights, half precision, K×N, rows in the layer's own order. Memory

@@ -303,7 +303,7 @@ def _gemm(handle, device, a, c, flags):
 def matmul_many(x, weights, out=None, *, bias=True, path="auto"):
     """[w(x) for w in weights], for matrices of one device that take the same input, as those of one layer do.
 
-    Nothing is computed if one of them is refused. out is a list of tensors to write.
+    Activations are brought into the order of the matrices' rows once for all that have the same. out is a list of tensors to write.
     """
     weights = list(weights)
     lead = tuple(x.shape[:-1])

@@ -517,12 +517,7 @@ func (l *Library) GemmMany(products []Product, x Half, opts quant.GemmOptions, s
 		}
 		results[i], weights[i] = to, matrices[i].weight
 	}
-	for i := range products {
-		if err := s.Gemm(context.Background(), results[i], from, weights[i], opts); err != nil {
-			return fmt.Errorf("product %d: %w", i, err)
-		}
-	}
-	return nil
+	return s.GemmMany(context.Background(), results, from, weights, opts)
 }
 
 func borrow(s *cuda.Stream, h Half) (*cuda.Matrix, error) {

@@ -24,23 +24,32 @@ type HostOptions struct {
 type HostMaker struct {
 	opts       HostOptions
 	networkOff func() bool
+	hidden     func() error
 }
 
 // Host returns sandboxes that are none: commands are child processes of this one, and see
-// everything. What remains is that nothing of them is left behind, and that commands without
-// network have none where the system can do that. The program must call [run.Main] first.
+// the files of this user. What remains is that nothing of them is left behind, and, where the
+// system can do that, that commands without network have none and that no command sees processes
+// other than its own. The program must call [run.Main] first.
 func Host(opts HostOptions) *HostMaker {
-	return &HostMaker{opts: opts, networkOff: sync.OnceValue(canCutNetwork)}
+	return &HostMaker{
+		opts:       opts,
+		networkOff: sync.OnceValue(func() bool { return probe(run.Cmd{NoNetwork: true}) == nil }),
+		hidden:     sync.OnceValue(HidesProcesses),
+	}
 }
 
-// canCutNetwork tries it: whether a user may depends on the kernel, its settings and the container
-// around.
-func canCutNetwork() bool {
+// HidesProcesses tries whether commands on the host can be kept from seeing other processes, and
+// with them what they have in their environment. The error says why they cannot.
+func HidesProcesses() error { return probe(run.Cmd{OwnProcesses: true}) }
+
+// probe tries it: what a user may do depends on the kernel, its settings and the container around.
+func probe(cmd run.Cmd) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	probe := run.Cmd{Argv: []string{"true"}, Env: []string{"PATH=/usr/bin:/bin:/run/current-system/sw/bin"}, NoNetwork: true}
-	_, err := probe.Run(ctx)
-	return err == nil
+	cmd.Argv, cmd.Env = []string{"true"}, []string{"PATH=/usr/bin:/bin:/run/current-system/sw/bin"}
+	_, err := cmd.Run(ctx)
+	return err
 }
 
 // Name implements [Maker].
@@ -118,8 +127,8 @@ func (b *hostBox) Run(ctx context.Context, cmd Command) (Outcome, error) {
 		dir = b.spec.Mounts[0].Host
 	}
 	child := run.Cmd{
-		Argv: cmd.Argv, Dir: dir, Env: slices.Concat(cmd.Env, b.Env()), Stdout: cmd.Stdout, Stderr: cmd.Stderr,
-		Grace: b.h.opts.Grace, NoNetwork: !cmd.Network && b.NetworkOff(), Mark: supervisorEnv + "=" + b.spec.Owner,
+		Argv: cmd.Argv, Dir: dir, Env: slices.Concat(cmd.Env, cmd.Secrets, b.Env()), Stdout: cmd.Stdout, Stderr: cmd.Stderr,
+		Grace: b.h.opts.Grace, NoNetwork: !cmd.Network && b.NetworkOff(), OwnProcesses: b.h.hidden() == nil, Redact: cmd.redact(), Mark: supervisorEnv + "=" + b.spec.Owner,
 	}
 	state, err := child.Run(ctx)
 	return Outcome{State: state}, err

@@ -7,6 +7,8 @@ package sandbox
 import (
 	"context"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/kiln-build/kiln/internal/run"
 )
@@ -71,10 +73,27 @@ type Command struct {
 	Argv []string
 	Dir  string   // a path of the host inside a mount; empty means the first mount
 	Env  []string // the whole environment, but for what Box.Env adds
+	// Secrets are more variables, KEY=VALUE, with values that only the command may have: they are in
+	// no argument, no file and nothing that a runtime keeps.
+	Secrets []string
+	// Redact are texts that are replaced by "***" in the output and in errors, as the values of
+	// Secrets are.
+	Redact []string
 	// Network says whether the command may reach the network.
 	Network bool
 	Stdout  io.Writer
 	Stderr  io.Writer // nil means Stdout
+}
+
+// redact returns what the output must not have.
+func (c *Command) redact() []string {
+	out := slices.Clone(c.Redact)
+	for _, kv := range c.Secrets {
+		if _, value, _ := strings.Cut(kv, "="); value != "" {
+			out = append(out, value)
+		}
+	}
+	return out
 }
 
 // Box is an environment. Its commands may run at the same time.

@@ -20,8 +20,8 @@ func Main() {}
 
 func (p *process) run(ctx context.Context) outcome {
 	o := outcome{state: State{ExitCode: -1}}
-	if p.noNetwork {
-		o.err = fmt.Errorf("cut off the network: %w", ErrNotSupported)
+	if p.noNetwork || p.ownProcesses {
+		o.err = fmt.Errorf("%s: %w", p.isolation(), ErrNotSupported)
 		return o
 	}
 	cmd := &exec.Cmd{

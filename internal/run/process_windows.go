@@ -65,8 +65,8 @@ func newJob() (windows.Handle, error) {
 // What the command starts in the instant before it is in the job is not part of it.
 func (p *process) run(ctx context.Context) outcome {
 	o := outcome{state: State{ExitCode: -1}}
-	if p.noNetwork {
-		o.err = fmt.Errorf("cut off the network: %w", ErrNotSupported)
+	if p.noNetwork || p.ownProcesses {
+		o.err = fmt.Errorf("%s: %w", p.isolation(), ErrNotSupported)
 		return o
 	}
 	job, err := newJob()

@@ -26,6 +26,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/secret"
 )
 
 const (
@@ -76,6 +78,10 @@ type Cmd struct {
 	// nothing else. Sockets in the file system still work. The error is
 	// [ErrNotSupported] if the system refuses; the command has not been started then.
 	NoNetwork bool
+	// OwnProcesses gives the tree a process namespace of its own with its own /proc: it sees no other
+	// process, neither its environment nor its arguments, and has no right to look behind that. The
+	// error is [ErrNotSupported] if the system refuses; the command has not been started then.
+	OwnProcesses bool
 	// TailLines is how many of the last lines of output are kept for the error. Zero means 20, a
 	// negative value none.
 	TailLines int
@@ -177,7 +183,19 @@ type process struct {
 	stdout, stderr io.Writer
 	grace          time.Duration
 	noNetwork      bool
+	ownProcesses   bool
 	mark           string
+}
+
+// isolation says what is asked of the system, for errors.
+func (p *process) isolation() string {
+	switch {
+	case p.noNetwork && p.ownProcesses:
+		return "cut off the network and hide other processes"
+	case p.noNetwork:
+		return "cut off the network"
+	}
+	return "hide other processes"
 }
 
 // outcome is how a process ended. err is set when it could not be started or followed.
@@ -198,7 +216,7 @@ func (c *Cmd) Run(ctx context.Context) (State, error) {
 	}
 	argv := slices.Clone(c.Argv)
 	for i, arg := range argv {
-		argv[i] = out.redactText(arg)
+		argv[i] = out.redact.Text(arg)
 	}
 	return state, &Error{Argv: argv, State: state, Tail: out.tail.lines(), Cause: cause, Err: err}
 }
@@ -234,7 +252,7 @@ func (c *Cmd) run(ctx context.Context, out *output) (_ State, cause, _ error) {
 	}
 	p := &process{
 		path: path, argv: c.Argv, dir: dir, env: c.Env, stdin: stdin,
-		stdout: &out.stdout, stderr: &out.stderr, grace: max(grace, 0), noNetwork: c.NoNetwork, mark: c.Mark,
+		stdout: &out.stdout, stderr: &out.stderr, grace: max(grace, 0), noNetwork: c.NoNetwork, ownProcesses: c.OwnProcesses, mark: c.Mark,
 	}
 	if out.merged {
 		p.stderr = p.stdout
@@ -293,7 +311,7 @@ type output struct {
 	merged         bool
 	stdout, stderr stream
 	tail           tail
-	redact         redactor
+	redact         *secret.Redactor
 	failed         func(error)
 
 	mu  sync.Mutex // over both streams
@@ -301,7 +319,7 @@ type output struct {
 }
 
 func newOutput(c *Cmd) *output {
-	out := &output{merged: c.Stderr == nil || equal(c.Stdout, c.Stderr), redact: newRedactor(c.Redact)}
+	out := &output{merged: c.Stderr == nil || equal(c.Stdout, c.Stderr), redact: secret.NewRedactor(c.Redact)}
 	out.stdout = stream{out: out, w: c.Stdout}
 	out.stderr = stream{out: out, w: c.Stderr}
 	out.tail.max = c.TailLines
@@ -319,11 +337,6 @@ func equal(a, b io.Writer) (same bool) {
 		}
 	}()
 	return a == b
-}
-
-func (o *output) redactText(text string) string {
-	clean, _ := o.redact.clean(nil, []byte(text), true)
-	return string(clean)
 }
 
 func (o *output) flush() error {
@@ -357,10 +370,10 @@ func (s *stream) Write(p []byte) (int, error) {
 }
 
 func (s *stream) write(p []byte, final bool) {
-	if len(s.out.redact.secrets) > 0 {
+	if !s.out.redact.Empty() {
 		s.pending = append(s.pending, p...)
 		var rest []byte
-		s.clean, rest = s.out.redact.clean(s.clean[:0], s.pending, final)
+		s.clean, rest = s.out.redact.Append(s.clean[:0], s.pending, final)
 		s.pending = append(s.pending[:0], rest...)
 		p = s.clean
 	}

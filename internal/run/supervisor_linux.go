@@ -48,6 +48,8 @@ type order struct {
 	Argv [][]byte
 	Dir  []byte
 	Env  [][]byte
+	// OwnProcesses says that the supervisor is in a process namespace that has no /proc yet.
+	OwnProcesses bool
 
 	Stop  bool
 	Grace time.Duration
@@ -58,6 +60,7 @@ type notice struct {
 	Status     uint32 // of wait4
 	Error      string // the command was not started
 	Errno      syscall.Errno
+	Refused    bool // the error is about the isolation; another way may do
 	CPU        time.Duration
 	Peak       int64
 	LeftBehind []int // processes that did not end after SIGKILL
@@ -83,15 +86,37 @@ func (p *process) run(ctx context.Context) outcome {
 	if !mainCalled.Load() {
 		return outcome{state: State{ExitCode: -1}, err: errors.New("the program did not call run.Main first")}
 	}
-	cmd, conn, err := p.startSupervisor()
+	ways := []*syscall.SysProcAttr{{Setsid: true}}
+	isolated := p.noNetwork || p.ownProcesses
+	if isolated {
+		ways = isolations(p.noNetwork, p.ownProcesses)
+	}
+	var refused error
+	for _, way := range ways {
+		o, refusal := p.runWith(ctx, way)
+		if refusal == nil || !isolated || !isRefusal(refusal) {
+			if refusal != nil {
+				o = outcome{state: State{ExitCode: -1}, err: fmt.Errorf("start the supervising process: %w", refusal)}
+			}
+			return o
+		}
+		refused = refusal
+	}
+	return outcome{state: State{ExitCode: -1}, err: fmt.Errorf("%s: %w: %w", p.isolation(), ErrNotSupported, refused)}
+}
+
+// runWith runs the command under a supervisor that is started in one way. The error says that there
+// is no such supervisor; nothing was started then.
+func (p *process) runWith(ctx context.Context, way *syscall.SysProcAttr) (outcome, error) {
+	cmd, conn, err := p.startSupervisor(way)
 	if err != nil {
-		return outcome{state: State{ExitCode: -1}, err: err}
+		return outcome{}, err
 	}
 	defer conn.Close()
 
 	enc := json.NewEncoder(conn)
 	// An error means that the supervisor is gone; its end says the rest.
-	_ = enc.Encode(order{Path: []byte(p.path), Argv: toBytes(p.argv), Dir: []byte(p.dir), Env: toBytes(dedupEnv(p.env))})
+	_ = enc.Encode(order{Path: []byte(p.path), Argv: toBytes(p.argv), Dir: []byte(p.dir), Env: toBytes(dedupEnv(p.env)), OwnProcesses: p.ownProcesses})
 
 	var canceled bool
 	waited := make(chan struct{})
@@ -129,6 +154,8 @@ func (p *process) run(ctx context.Context) outcome {
 
 	o := outcome{canceled: canceled, state: State{ExitCode: -1, CPU: n.CPU, PeakMemoryBytes: n.Peak}}
 	switch {
+	case n.Refused:
+		return outcome{}, startError(n.Error, n.Errno)
 	case readErr != nil:
 		// The supervisor was killed. Its session is what can still be found.
 		killSession(cmd.Process.Pid)
@@ -149,7 +176,7 @@ func (p *process) run(ctx context.Context) outcome {
 			o.err = errors.New("its output did not end")
 		}
 	}
-	return o
+	return o, nil
 }
 
 func startError(text string, errno syscall.Errno) error {
@@ -187,43 +214,35 @@ func dedupEnv(env []string) []string {
 	return out
 }
 
-// startSupervisor starts this executable again, in a session and, if asked for, in a network of its
-// own.
-func (p *process) startSupervisor() (*exec.Cmd, *os.File, error) {
-	attempts := []*syscall.SysProcAttr{{Setsid: true}}
-	if p.noNetwork {
-		attempts = networkless()
+// isolations lists the ways into a new network or process namespace, the best first: as root;
+// through a user namespace that keeps the rights to set up what is new; for a network alone,
+// through one that does not.
+func isolations(network, processes bool) []*syscall.SysProcAttr {
+	var flags uintptr
+	var rights []uintptr
+	if network {
+		flags, rights = flags|unix.CLONE_NEWNET, append(rights, unix.CAP_NET_ADMIN)
 	}
-	var refused error
-	for _, attr := range attempts {
-		cmd, conn, err := p.startSupervisorWith(attr)
-		if err == nil {
-			return cmd, conn, nil
-		}
-		if !p.noNetwork || !isRefusal(err) {
-			return nil, nil, fmt.Errorf("start the supervising process: %w", err)
-		}
-		refused = err
+	if processes {
+		flags, rights = flags|unix.CLONE_NEWPID|unix.CLONE_NEWNS, append(rights, unix.CAP_SYS_ADMIN)
 	}
-	return nil, nil, fmt.Errorf("cut off the network: %w: %w", ErrNotSupported, refused)
-}
-
-// networkless lists the ways into a new network, the best first: as root; through a user namespace
-// that keeps the right to switch on the loopback interface; through one that does not.
-func networkless() []*syscall.SysProcAttr {
 	var list []*syscall.SysProcAttr
 	if os.Geteuid() == 0 {
-		list = append(list, &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWNET})
+		list = append(list, &syscall.SysProcAttr{Setsid: true, Cloneflags: flags})
 	}
 	user := syscall.SysProcAttr{
 		Setsid:      true,
-		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+		Cloneflags:  unix.CLONE_NEWUSER | flags,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}},
 	}
 	admin := user
-	admin.AmbientCaps = []uintptr{unix.CAP_NET_ADMIN}
-	return append(list, &admin, &user)
+	admin.AmbientCaps = rights
+	list = append(list, &admin)
+	if !processes {
+		list = append(list, &user)
+	}
+	return list
 }
 
 func isRefusal(err error) bool {
@@ -235,7 +254,9 @@ func isRefusal(err error) bool {
 	return false
 }
 
-func (p *process) startSupervisorWith(attr *syscall.SysProcAttr) (*exec.Cmd, *os.File, error) {
+// startSupervisor starts this executable again, in a session and, if asked for, in namespaces of its
+// own.
+func (p *process) startSupervisor(attr *syscall.SysProcAttr) (*exec.Cmd, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, os.NewSyscallError("socketpair", err)
@@ -259,11 +280,36 @@ func (p *process) startSupervisorWith(attr *syscall.SysProcAttr) (*exec.Cmd, *os
 		SysProcAttr: attr,
 		WaitDelay:   outputLimit,
 	}
+	if attr.UidMappings != nil {
+		defer allowMapping()()
+	}
 	if err := cmd.Start(); err != nil {
 		ours.Close() //nolint:errcheck // Nothing was written.
 		return nil, nil, err
 	}
 	return cmd, ours, nil
+}
+
+// mapping is held while a child of a process that is closed to others gets its user namespace.
+var mapping sync.Mutex
+
+// allowMapping opens this process for as long as it takes to write the map of users of a child,
+// which has its memory until it becomes a program: that file belongs to the superuser else. See
+// package secret for who closes it. Commands that are running meanwhile are in such namespaces
+// themselves, from where this process cannot be looked into in any case.
+func allowMapping() (done func()) {
+	if os.Geteuid() == 0 {
+		return func() {}
+	}
+	mapping.Lock()
+	if open, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); err != nil || open != 0 {
+		return mapping.Unlock
+	}
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0)
+	return func() {
+		_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+		mapping.Unlock()
+	}
 }
 
 // supervise is the life of a supervisor.
@@ -294,6 +340,11 @@ func (s *supervisor) run(dec *json.Decoder, first order) notice {
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT)
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return notice{Error: "adopt orphans", Errno: errnoOf(err)}
+	}
+	if first.OwnProcesses {
+		if step, err := hideProcesses(); err != nil {
+			return notice{Error: step, Errno: errnoOf(err), Refused: true}
+		}
 	}
 	loopbackUp()
 	_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -406,6 +457,24 @@ func (s *supervisor) measure() time.Duration {
 func errnoOf(err error) syscall.Errno {
 	errno, _ := errors.AsType[syscall.Errno](err)
 	return errno
+}
+
+// hideProcesses shows the processes of the new namespace in /proc, where those of the machine are
+// still, and gives up the rights to take that away again. What is mounted on the machine later
+// appears here too, but nothing the other way round.
+func hideProcesses() (step string, err error) {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return "part from the mounts of the machine", err
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return "mount /proc", err // as in containers that hide parts of theirs
+	}
+	for _, right := range []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE} {
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, right, 0, 0, 0); err != nil && os.Geteuid() == 0 {
+			return "give up rights", err
+		}
+	}
+	return "", nil
 }
 
 // preferForOOM makes the system, when memory runs out, end the command rather than kiln.

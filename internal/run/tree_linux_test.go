@@ -30,6 +30,7 @@ var helpers = map[string]func() error{
 	"run":          helperRun,
 	"dial":         helperDial,
 	"unprivileged": helperUnprivileged,
+	"look":         helperLook,
 }
 
 // markEnv marks the processes of one test: what is left is found by it.
@@ -86,10 +87,37 @@ sleep 0.1
 echo ready
 `
 
-func TestTreeEndsWithContext(t *testing.T) {
+// eachIsolation runs a test with and without namespaces: nothing about the end of a tree may depend
+// on them.
+func eachIsolation(t *testing.T, test func(t *testing.T, own bool)) {
+	for _, own := range []bool{false, true} {
+		t.Run(fmt.Sprintf("own processes %v", own), func(t *testing.T) {
+			if own {
+				needOwnProcesses(t)
+			}
+			test(t, own)
+		})
+	}
+}
+
+func needOwnProcesses(t *testing.T) {
+	t.Helper()
+	cmd := sh("true")
+	cmd.OwnProcesses = true
+	if _, err := cmd.Run(t.Context()); errors.Is(err, run.ErrNotSupported) && !kilntest.Required("pidns") {
+		t.Skip("this system refuses process namespaces: ", err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTreeEndsWithContext(t *testing.T) { eachIsolation(t, testTreeEndsWithContext) }
+
+func testTreeEndsWithContext(t *testing.T, own bool) {
 	mark := newMark()
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd := sh(stubborn + "wait")
+	cmd.OwnProcesses = own
 	cmd.Env = append(cmd.Env, mark)
 	before := 0
 	cmd.Stdout = onFirstWrite(func() { before = len(marked(t, mark)); cancel() })
@@ -103,9 +131,12 @@ func TestTreeEndsWithContext(t *testing.T) {
 	wantNone(t, mark)
 }
 
-func TestTreeEndsWithCommand(t *testing.T) {
+func TestTreeEndsWithCommand(t *testing.T) { eachIsolation(t, testTreeEndsWithCommand) }
+
+func testTreeEndsWithCommand(t *testing.T, own bool) {
 	mark := newMark()
 	cmd := sh(stubborn + "exit 5")
+	cmd.OwnProcesses = own
 	cmd.Env = append(cmd.Env, mark)
 	if state, err := cmd.Run(t.Context()); state.ExitCode != 5 {
 		t.Errorf("state %+v, error %v", state, err)
@@ -116,6 +147,7 @@ func TestTreeEndsWithCommand(t *testing.T) {
 // helperRun runs the stubborn tree until it is killed.
 func helperRun() error {
 	cmd := sh(stubborn + "wait")
+	cmd.OwnProcesses = os.Getenv("KILN_RUN_OWN") == "true"
 	cmd.Env = append(cmd.Env, os.Getenv("KILN_RUN_MARK_FOR_CHILD"))
 	cmd.Stdout = os.Stdout
 	_, err := cmd.Run(context.Background())
@@ -123,10 +155,10 @@ func helperRun() error {
 }
 
 // startHelper starts a process that runs the stubborn tree and returns it once the tree is there.
-func startHelper(t *testing.T, mark string) *exec.Cmd {
+func startHelper(t *testing.T, mark string, own bool) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), helperEnv+"=run", "KILN_RUN_MARK_FOR_CHILD="+mark)
+	cmd.Env = append(os.Environ(), helperEnv+"=run", "KILN_RUN_MARK_FOR_CHILD="+mark, fmt.Sprintf("KILN_RUN_OWN=%v", own))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -142,9 +174,11 @@ func startHelper(t *testing.T, mark string) *exec.Cmd {
 	return cmd
 }
 
-func TestTreeEndsWithParent(t *testing.T) {
+func TestTreeEndsWithParent(t *testing.T) { eachIsolation(t, testTreeEndsWithParent) }
+
+func testTreeEndsWithParent(t *testing.T, own bool) {
 	mark := newMark()
-	helper := startHelper(t, mark)
+	helper := startHelper(t, mark, own)
 	// The helper has the mark too, in another variable.
 	if n := len(marked(t, mark)); n < 7 {
 		t.Fatalf("the tree had only %d processes", n)
@@ -414,5 +448,90 @@ func TestNoNetworkUnprivileged(t *testing.T) {
 	want := "65534\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\nCapAmb:\t0000000000000000\n"
 	if err != nil || !strings.HasPrefix(string(out), want) {
 		t.Errorf("output %q, error %v; want %q", out, err, want)
+	}
+}
+
+// look is what a hostile command does to find the environment of the process that started it: it
+// reads all of /proc, and tries to get at the /proc behind it.
+const (
+	lookAround = `
+show() {
+	cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'
+	ls -d /proc/[0-9]* | wc -l
+}
+show
+`
+	lookBehind = `
+umount /proc 2>/dev/null && show
+umount -l /proc 2>/dev/null && show
+dir=$(mktemp -d)
+mount -t proc proc $dir 2>/dev/null && cat $dir/[0-9]*/environ
+rmdir $dir
+unshare -r -m sh -c 'umount -l /proc && cat /proc/[0-9]*/environ' 2>/dev/null
+nsenter -t 1 -m -p cat /proc/1/environ 2>/dev/null
+grep -c . /proc/1/status
+grep CapEff /proc/self/status
+`
+)
+
+// helperLook runs that as this user. Its own environment has the secret, and it is closed to others
+// as a kiln with secrets is.
+func helperLook() error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return err
+	}
+	cmd := sh(lookAround)
+	if os.Getenv("KILN_RUN_OWN") != "false" { // it would take /proc from the machine
+		cmd = sh(lookAround + lookBehind)
+		cmd.OwnProcesses = true
+	}
+	cmd.NoNetwork, cmd.Stdout = os.Getenv("KILN_RUN_NETWORK") == "off", os.Stdout
+	_, err := cmd.Run(context.Background())
+	if open, _ := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0); open != 0 {
+		return errors.New("the process stays open to others")
+	}
+	return err
+}
+
+func TestOwnProcesses(t *testing.T) {
+	needOwnProcesses(t)
+	for _, user := range []uint32{0, 65534} {
+		for _, network := range []string{"on", "off"} {
+			t.Run(fmt.Sprintf("user %d network %s", user, network), func(t *testing.T) {
+				cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+				cmd.Env = []string{helperEnv + "=look", "PLANTED=sesame-sesame", "KILN_RUN_NETWORK=" + network}
+				cmd.Dir = "/"
+				if user != 0 && os.Getuid() == 0 {
+					cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+				}
+				out, err := cmd.CombinedOutput()
+				if errors.Is(err, os.ErrPermission) {
+					t.Skip("the test binary is in a folder that others cannot read")
+				}
+				if err != nil || strings.Contains(string(out), "sesame") {
+					t.Fatalf("error %v, output:\n%s", err, out)
+				}
+			})
+		}
+	}
+	// Without the namespace the same look finds it.
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = []string{helperEnv + "=look", "PLANTED=sesame-sesame", "KILN_RUN_OWN=false"}
+	if out, err := cmd.CombinedOutput(); os.Getuid() == 0 && (err != nil || !strings.Contains(string(out), "sesame")) {
+		t.Errorf("nothing was found where there is something: %v\n%s", err, out)
+	}
+}
+
+func BenchmarkRun(b *testing.B) {
+	for _, own := range []bool{false, true} {
+		b.Run(fmt.Sprintf("own processes %v", own), func(b *testing.B) {
+			cmd := sh("true")
+			cmd.OwnProcesses = own
+			for b.Loop() {
+				if _, err := cmd.Run(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kiln-build/kiln/internal/secret"
 )
 
 // The labels on everything that kiln leaves with a runtime.
@@ -58,7 +60,8 @@ type ContainerOptions struct {
 	// CABundle is a file of certificates, in PEM, that commands with network trust, for networks
 	// with a proxy that ends TLS. The usual variables point to it. Empty means those of the image.
 	CABundle string
-	// NetworkEnv is given to commands with network, such as HTTPS_PROXY=….
+	// NetworkEnv is given to commands with network, such as HTTPS_PROXY=…. Addresses with
+	// credentials in it are treated as Command.Secrets.
 	NetworkEnv []string
 	// LockDir is where processes that share a runtime wait for each other, so that a derived image
 	// is made once; empty means that only this process waits for itself. Containers are started in
@@ -73,7 +76,7 @@ type ContainerOptions struct {
 type Containers struct {
 	opts  ContainerOptions
 	log   *slog.Logger
-	limit []string // --ulimit arguments of this machine
+	own   []string // arguments for this runtime on this machine
 	locks keyedLocks
 
 	mu      sync.Mutex
@@ -94,8 +97,11 @@ func Container(opts ContainerOptions) *Containers {
 		log = slog.New(slog.DiscardHandler)
 	}
 	c := &Containers{opts: opts, log: log}
-	if opts.Runtime == "podman" && !slices.ContainsFunc(opts.ExtraArgs, func(arg string) bool { return strings.HasPrefix(arg, "--ulimit") }) {
-		c.limit = ulimitArgs()
+	if opts.Runtime == "podman" {
+		c.own = []string{"--http-proxy=false"} // podman would keep the proxies of its own environment
+		if !slices.ContainsFunc(opts.ExtraArgs, func(arg string) bool { return strings.HasPrefix(arg, "--ulimit") }) {
+			c.own = append(c.own, ulimitArgs()...)
+		}
 	}
 	return c
 }
@@ -235,8 +241,12 @@ func (c *Containers) call(ctx context.Context, action string, log io.Writer, arg
 }
 
 func (c *Containers) callAs(ctx context.Context, owner, action string, log io.Writer, args ...string) (string, error) {
+	return c.finish(ctx, c.command(ctx, owner, args...), action, log)
+}
+
+// finish runs a call of the runtime.
+func (c *Containers) finish(ctx context.Context, cmd *exec.Cmd, action string, log io.Writer) (string, error) {
 	var stdout, stderr strings.Builder
-	cmd := c.command(ctx, owner, args...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if log != nil {
 		cmd.Stderr = io.MultiWriter(&stderr, log)
@@ -277,6 +287,7 @@ type container struct {
 	user             string
 	dir              string // inside
 	env              []string
+	secrets          []string // more of env, for standard input
 	argv             []string
 	network          string // "none", or empty for the runtime's default
 	mounts           []Mount
@@ -299,6 +310,9 @@ func (c *Containers) args(k container) []string {
 		args = append(args, "run", "--rm", "--interactive", "--tty")
 	} else {
 		args = append(args, "create", "--name", k.name, "--label", labelOwner+"="+k.owner, "--label", labelBox+"="+k.box, "--log-driver", "none")
+	}
+	if len(k.secrets) > 0 {
+		args = append(args, "--interactive")
 	}
 	args = append(args, "--pull", "never", "--hostname", "kiln",
 		"--security-opt", "no-new-privileges", "--security-opt", "label=disable", "--cap-drop", "all")
@@ -332,11 +346,29 @@ func (c *Containers) args(k container) []string {
 	if k.dir != "" {
 		args = append(args, "--workdir", k.dir)
 	}
-	args = append(args, c.limit...)
+	args = append(args, c.own...)
 	args = append(args, c.opts.ExtraArgs...)
 	args = append(args, "--entrypoint", "/usr/bin/env", k.image, "-i")
 	args = append(args, k.env...)
-	return append(args, k.argv...)
+	return append(args, k.command()...)
+}
+
+// readSecrets is a shell that takes variables from its input, up to an empty line, and becomes its
+// arguments: what is neither an argument nor a file is seen by no other process, and the runtime
+// keeps none of it.
+const readSecrets = `while IFS= read -r kv && [ -n "$kv" ]; do export "$kv"; done; exec "$@" </dev/null`
+
+// command is what the container runs below env(1).
+func (k *container) command() []string {
+	if len(k.secrets) == 0 {
+		return k.argv
+	}
+	return slices.Concat([]string{"sh", "-c", readSecrets, "sh"}, k.argv)
+}
+
+// secretInput is the input of readSecrets.
+func secretInput(secrets []string) io.Reader {
+	return strings.NewReader(strings.Join(secrets, "\n") + "\n\n")
 }
 
 // mountArg writes a mount as both runtimes read it: a line of CSV.
@@ -389,15 +421,22 @@ func (c *Containers) networkName(on bool) string {
 	return c.opts.Network
 }
 
-// networkEnv is what commands with network get besides their own variables.
-func (c *Containers) networkEnv() []string {
-	var env []string
+// networkEnv is what commands with network get besides their own variables: those that may be seen,
+// and those that may not.
+func (c *Containers) networkEnv() (env, secrets []string) {
 	if c.opts.CABundle != "" {
 		for _, key := range []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"} {
 			env = append(env, key+"="+insideCABundle)
 		}
 	}
-	return append(env, c.opts.NetworkEnv...)
+	for _, kv := range c.opts.NetworkEnv {
+		if _, found := secret.Extract(kv); len(found) > 0 {
+			secrets = append(secrets, kv)
+		} else {
+			env = append(env, kv)
+		}
+	}
+	return env, secrets
 }
 
 // networkMounts is what commands with network see besides their own mounts.

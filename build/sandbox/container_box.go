@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/internal/secret"
 )
 
 // killedExitCode is what a runtime reports for a command that SIGKILL ended.
@@ -66,9 +67,16 @@ func (b *containerBox) describe(cmd Command) (container, error) {
 		caps: []string{"CHOWN", "DAC_OVERRIDE", "FOWNER"},
 		init: b.c.hasInit(),
 	}
+	k.secrets = cmd.Secrets
 	if cmd.Network {
-		k.env = mergeEnv(b.env, b.c.networkEnv(), cmd.Env)
+		plain, secrets := b.c.networkEnv()
+		k.env, k.secrets = mergeEnv(b.env, plain, cmd.Env), mergeEnv(secrets, cmd.Secrets)
 		k.mounts = slices.Concat(k.mounts, b.c.networkMounts())
+	}
+	for _, kv := range k.secrets {
+		if i := strings.IndexByte(kv, '='); i <= 0 || strings.ContainsAny(kv, "\n\x00") {
+			return container{}, errors.New("a secret is no variable of one line")
+		}
 	}
 	dir := cmd.Dir
 	if dir == "" && len(b.spec.Mounts) > 0 {
@@ -99,6 +107,9 @@ func (b *containerBox) Run(ctx context.Context, cmd Command) (Outcome, error) {
 		return Outcome{State: run.State{ExitCode: -1}}, &run.Error{Argv: cmd.Argv, State: run.State{ExitCode: -1}, Err: err}
 	}
 	defer leave()
+	if _, secrets := b.c.networkEnv(); cmd.Network {
+		cmd.Redact = slices.Concat(cmd.Redact, (&Command{Secrets: secrets}).redact())
+	}
 	out := newBoxOutput(cmd)
 	outcome, cause, err := b.run(ctx, cmd, out)
 	if cause == nil && err == nil && outcome.ExitCode == 0 {
@@ -175,8 +186,16 @@ func killedForMemory(exitCode int, seen usage, limitBytes int64) bool {
 // attach starts the container and copies its output until it ends. When ctx ends the command is
 // asked to end, if it has an init that passes the question on, and killed after a while.
 func (b *containerBox) attach(ctx context.Context, k container, out *boxOutput) (canceled bool, err error) {
-	cmd := b.c.command(context.WithoutCancel(ctx), k.owner, "start", "--attach", k.name)
+	args := []string{"start", "--attach"}
+	if len(k.secrets) > 0 {
+		args = append(args, "--interactive")
+	}
+	cmd := b.c.command(context.WithoutCancel(ctx), k.owner, append(args, k.name)...)
+	if len(k.secrets) > 0 {
+		cmd.Stdin = secretInput(k.secrets)
+	}
 	cmd.Stdout, cmd.Stderr = out.writers()
+	defer out.flush()
 	if dir := b.c.opts.LockDir; dir != "" {
 		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return false, err
@@ -229,7 +248,7 @@ func (b *containerBox) Shell(dir string, env []string) []string {
 	if err != nil {
 		panic("sandbox: shell in " + b.spec.Name + ": " + err.Error())
 	}
-	k.terminal = true
+	k.terminal, k.secrets = true, nil // its input is the user's
 	return slices.Concat([]string{b.c.opts.Program}, b.c.opts.RuntimeArgs, b.c.args(k))
 }
 
@@ -379,10 +398,12 @@ func isAbs(host string) bool { return filepath.IsAbs(host) }
 // tailLines is how many of the last lines of output an error has.
 const tailLines = 20
 
-// boxOutput hands on what a command prints, one write at a time, and keeps the end of it.
+// boxOutput hands on what a command prints, one write at a time and without its secrets, and keeps
+// the end of it.
 type boxOutput struct {
-	stdout, stderr io.Writer
+	stdout, stderr boxStream
 	merged         bool
+	redact         *secret.Redactor
 	failed         context.CancelCauseFunc
 
 	mu  sync.Mutex
@@ -391,16 +412,25 @@ type boxOutput struct {
 }
 
 func newBoxOutput(cmd Command) *boxOutput {
-	return &boxOutput{stdout: cmd.Stdout, stderr: cmd.Stderr, merged: cmd.Stderr == nil}
+	o := &boxOutput{merged: cmd.Stderr == nil, redact: secret.NewRedactor(cmd.redact())}
+	o.stdout, o.stderr = boxStream{o: o, w: cmd.Stdout}, boxStream{o: o, w: cmd.Stderr}
+	return o
 }
 
 // writers returns the two streams; equal ones share a pipe, which keeps their order.
 func (o *boxOutput) writers() (stdout, stderr io.Writer) {
-	stdout = boxStream{o, o.stdout}
 	if o.merged {
-		return stdout, stdout
+		return &o.stdout, &o.stdout
 	}
-	return stdout, boxStream{o, o.stderr}
+	return &o.stdout, &o.stderr
+}
+
+// flush hands on what could have been the beginning of a secret.
+func (o *boxOutput) flush() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.stdout.write(nil, true)
+	o.stderr.write(nil, true)
 }
 
 func (o *boxOutput) fail(err error) {
@@ -427,21 +457,36 @@ func (o *boxOutput) tail() []string {
 const keepBytes = 32 << 10
 
 type boxStream struct {
-	o *boxOutput
-	w io.Writer
+	o       *boxOutput
+	w       io.Writer
+	pending []byte // may be the beginning of a secret
 }
 
 // Write never fails: the command is ended instead, and read until then.
-func (s boxStream) Write(p []byte) (int, error) {
+func (s *boxStream) Write(p []byte) (int, error) {
 	s.o.mu.Lock()
 	defer s.o.mu.Unlock()
+	s.write(p, false)
+	return len(p), nil
+}
+
+func (s *boxStream) write(p []byte, final bool) {
+	if !s.o.redact.Empty() {
+		s.pending = append(s.pending, p...)
+		clean, rest := s.o.redact.Append(nil, s.pending, final)
+		s.pending = append(s.pending[:0], rest...)
+		p = clean
+	}
+	if len(p) == 0 {
+		return
+	}
 	last := p[max(0, len(p)-keepBytes):]
 	if len(s.o.end)+len(last) > 2*keepBytes {
 		s.o.end = append(s.o.end[:0], s.o.end[len(s.o.end)-min(len(s.o.end), keepBytes):]...)
 	}
 	s.o.end = append(s.o.end, last...)
 	if s.w == nil || s.o.err != nil {
-		return len(p), nil
+		return
 	}
 	n, err := s.w.Write(p)
 	if err == nil && n < len(p) {
@@ -453,7 +498,6 @@ func (s boxStream) Write(p []byte) (int, error) {
 			s.o.failed(err)
 		}
 	}
-	return len(p), nil
 }
 
 // gate lets commands into an environment until it is closed.

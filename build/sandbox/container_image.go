@@ -162,7 +162,10 @@ func (c *Containers) pull(ctx context.Context, name string, log io.Writer) error
 func (c *Containers) pullOnce(ctx context.Context, name string, log io.Writer) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, pullLimit, fmt.Errorf("more than %v", pullLimit))
 	defer cancel()
-	_, err := c.call(ctx, "pull "+name, log, "pull", name)
+	cmd := c.command(ctx, "", "pull", name)
+	// The runtime itself goes through the proxy here.
+	cmd.Env = slices.Concat(cmd.Environ(), c.opts.NetworkEnv)
+	_, err := c.finish(ctx, cmd, "pull "+name, log)
 	return err
 }
 
@@ -215,8 +218,9 @@ func (c *Containers) runSetup(ctx context.Context, base image, spec Spec, tag, d
 	if log == nil {
 		log = io.Discard
 	}
+	plain, secrets := c.networkEnv()
 	env := mergeEnv([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8"},
-		base.Config.Env, c.networkEnv(), []string{"DEBIAN_FRONTEND=noninteractive"})
+		base.Config.Env, plain, []string{"DEBIAN_FRONTEND=noninteractive"})
 	k := container{
 		name: newName(spec.Owner, "setup-"+spec.Name), owner: spec.Owner, box: spec.Name, image: base.ID, user: "0:0", dir: "/",
 		env: env, argv: []string{"sleep", "infinity"}, network: c.networkName(true), mounts: c.networkMounts(),
@@ -233,11 +237,20 @@ func (c *Containers) runSetup(ctx context.Context, base image, spec Spec, tag, d
 	}
 	for _, argv := range spec.Setup {
 		fmt.Fprintf(log, "setup: %q\n", argv)
-		out := newBoxOutput(Command{Stdout: log})
-		args := slices.Concat([]string{"exec", k.name, "/usr/bin/env", "-i"}, env, argv)
-		cmd := c.command(ctx, spec.Owner, args...)
+		out := newBoxOutput(Command{Stdout: log, Secrets: secrets})
+		step := container{argv: argv, secrets: secrets}
+		args := []string{"exec"}
+		if len(secrets) > 0 {
+			args = append(args, "--interactive")
+		}
+		cmd := c.command(ctx, spec.Owner, slices.Concat(args, []string{k.name, "/usr/bin/env", "-i"}, env, step.command())...)
+		if len(secrets) > 0 {
+			cmd.Stdin = secretInput(secrets)
+		}
 		cmd.Stdout, cmd.Stderr = out.writers()
-		if err := cmd.Run(); ctx.Err() != nil {
+		err := cmd.Run()
+		out.flush()
+		if ctx.Err() != nil {
 			return fmt.Errorf("run %q: %w", argv, context.Cause(ctx))
 		} else if err != nil {
 			return fmt.Errorf("run %q: %w: %s", argv, err, strings.Join(out.tail(), "\n"))

@@ -72,6 +72,14 @@ func TestContainerArgs(t *testing.T) {
 				[]string{"--pids-limit", "-1", "--entrypoint", "/usr/bin/env", "i", "-i", "true"}),
 		},
 		{
+			"secrets",
+			ContainerOptions{},
+			nil,
+			container{name: "n", owner: "o", box: "b", image: "i", argv: []string{"true"}, secrets: []string{"TOKEN=hunter2"}},
+			slices.Concat([]string{"create", "--name", "n", "--label", "kiln.owner=o", "--label", "kiln.box=b", "--log-driver", "none", "--interactive"}, base,
+				[]string{"--pids-limit", "-1", "--entrypoint", "/usr/bin/env", "i", "-i", "sh", "-c", readSecrets, "sh", "true"}),
+		},
+		{
 			"terminal",
 			ContainerOptions{},
 			nil,
@@ -81,7 +89,7 @@ func TestContainerArgs(t *testing.T) {
 		},
 	} {
 		c := Container(test.opts)
-		c.limit = test.limit
+		c.own = test.limit
 		if diff := cmp.Diff(test.want, c.args(test.k)); diff != "" {
 			t.Errorf("%s: want -, got +\n%s", test.name, diff)
 		}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/internal/secret"
 )
 
 // Maker makes environments: on the host, or as containers of one runtime. It is safe for concurrent
@@ -89,9 +90,8 @@ type Command struct {
 func (c *Command) redact() []string {
 	out := slices.Clone(c.Redact)
 	for _, kv := range c.Secrets {
-		if _, value, _ := strings.Cut(kv, "="); value != "" {
-			out = append(out, value)
-		}
+		_, value, _ := strings.Cut(kv, "=")
+		out = append(out, secret.Forms(value)...)
 	}
 	return out
 }

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build/sandbox"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -94,6 +95,8 @@ func Run(t *testing.T, s Suite) {
 		{"BigOutput", testBigOutput},
 		{"BadWriter", testBadWriter},
 		{"Env", testEnv},
+		{"Secrets", testSecrets},
+		{"Hidden", testHidden},
 		{"Dir", testDir},
 		{"Mounts", testMounts},
 		{"Inside", testInside},
@@ -331,6 +334,65 @@ func differ(t *testing.T, what string, want, got map[string]string) {
 	for key, value := range got {
 		if _, ok := want[key]; !ok {
 			t.Errorf("%s %s: %q, want none", what, key, value)
+		}
+	}
+}
+
+// testSecrets: a command has its secrets, and so far as they can be told apart from other processes
+// nobody else: neither in arguments, nor in what it prints, nor in its error.
+func testSecrets(t *testing.T, e *env) {
+	box := e.open(t, nil)
+	for _, network := range []bool{false, true} {
+		mark := fmt.Sprintf("pl@nted %d", rand.Uint64())
+		var out bytes.Buffer
+		ready := filepath.Join(e.dir, "ready")
+		go func() {
+			defer os.WriteFile(ready, nil, 0o666) //nolint:errcheck // the command ends by itself
+			for deadline := time.Now().Add(waiting); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+				if _, err := os.Stat(filepath.Join(e.dir, "running")); err == nil {
+					break
+				}
+			}
+			seen, _ := exec.CommandContext(t.Context(), "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\000' ' '").Output()
+			if bytes.Contains(seen, []byte(mark)) {
+				t.Errorf("network %v: the secret is in the arguments of a process", network)
+			}
+		}()
+		_, err := box.Run(t.Context(), sandbox.Command{
+			Argv: []string{"sh", "-c", `printf '%s|' "$TOKEN" "$OTHER" "$PLAIN" | tr '[:lower:]' '[:upper:]'; echo " $TOKEN"; touch running
+				while [ ! -e ready ]; do sleep 0.05; done; cat; exit 3`},
+			Env: []string{PATH, "PLAIN=plain"}, Secrets: []string{"TOKEN=" + mark, `OTHER= '"$x\`}, Network: network, Stdout: &out,
+		})
+		failed, ok := errors.AsType[*run.Error](err)
+		if want := strings.ToUpper(mark) + `| '"$X\|PLAIN| ***` + "\n"; out.String() != want || !ok || failed.State.ExitCode != 3 {
+			t.Errorf("network %v: got %q, want %q; %v", network, out.String(), want, err)
+		}
+		if strings.Contains(fmt.Sprintf("%+v", err), mark) {
+			t.Errorf("network %v: the error has the secret: %+v", network, err)
+		}
+		for _, name := range []string{ready, filepath.Join(e.dir, "running")} {
+			_ = os.Remove(name)
+		}
+	}
+}
+
+// testHidden: a command cannot read the environment of the process that started it.
+func testHidden(t *testing.T, e *env) {
+	if e.Sandboxes.Name() == "host" {
+		if err := sandbox.HidesProcesses(); err != nil && !kilntest.Required("pidns") {
+			t.Skip("this system cannot hide processes: ", err)
+		}
+	}
+	box := e.open(t, nil)
+	for _, network := range []bool{false, true} {
+		var out bytes.Buffer
+		if _, err := box.Run(t.Context(), sandbox.Command{
+			Argv: []string{"sh", "-c", `cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline | tr '\000' '\n'; ls -d /proc/[0-9]* | sed 's/.*/a process/'`}, Env: []string{PATH}, Network: network, Stdout: &out,
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(out.String(), filepath.Base(os.Args[0])) || strings.Count(out.String(), "\na process") > 5 {
+			t.Errorf("network %v: it sees\n%s", network, out.String())
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/secret"
 )
 
 // Limits on what is read: far above any real file, low enough that a hostile one
@@ -25,13 +26,13 @@ const (
 	maxDepth     = 32
 )
 
-// decode reads the YAML of packages.yml into a Document. It reports every mistake
-// that can be seen without knowing what the values mean.
-func decode(name string, text []byte) (*Document, diag.List) {
+// decode reads the YAML of packages.yml into a Document, and the credentials of its addresses beside
+// it. It reports every mistake that can be seen without knowing what the values mean.
+func decode(name string, text []byte) (*Document, []secret.URL, diag.List) {
 	d := &decoder{file: name, text: text}
 	if len(text) > maxFileBytes {
 		d.list.Add(diag.Diagnostic{Rule: "yaml", Pos: diag.Pos{File: name}, Message: fmt.Sprintf("file is larger than %d MiB", maxFileBytes>>20)})
-		return nil, d.list
+		return nil, nil, d.list
 	}
 	if i := invalidUTF8(text); i >= 0 {
 		message := "the file is not UTF-8 text"
@@ -39,7 +40,7 @@ func decode(name string, text []byte) (*Document, diag.List) {
 			message = "the file is UTF-16 text"
 		}
 		d.list.Add(diag.Diagnostic{Rule: "yaml", Pos: d.offset(i), Message: message, Hint: "save it as UTF-8"})
-		return nil, d.list
+		return nil, nil, d.list
 	}
 	if i := strangeCharacter(text); i >= 0 {
 		r, _ := utf8.DecodeRune(text[i:])
@@ -47,11 +48,11 @@ func decode(name string, text []byte) (*Document, diag.List) {
 			Rule: "yaml", Pos: d.offset(i), Hint: "remove it",
 			Message: fmt.Sprintf("the invisible character %U does not belong in a file like this", r),
 		})
-		return nil, d.list
+		return nil, nil, d.list
 	}
 	if i := conflictMarker(text); i >= 0 {
 		d.list.Add(diag.Diagnostic{Rule: "yaml", Pos: d.offset(i), Width: 7, Message: "the file has an unresolved merge conflict"})
-		return nil, d.list
+		return nil, nil, d.list
 	}
 	loader := yaml.NewDecoder(bytes.NewReader(text))
 	var root, next yaml.Node
@@ -61,26 +62,27 @@ func decode(name string, text []byte) (*Document, diag.List) {
 			Rule: "yaml", Pos: diag.Pos{File: name, Line: 1, Column: 1},
 			Message: "the file has no content", Hint: "it needs a map `packages`",
 		})
-		return nil, d.list
+		return nil, nil, d.list
 	case err != nil:
 		d.syntaxError(err)
-		return nil, d.list
+		return nil, nil, d.list
 	}
 	switch err := load(loader, &next); {
 	case errors.Is(err, io.EOF):
 	case err != nil:
 		d.syntaxError(err)
-		return nil, d.list
+		return nil, nil, d.list
 	default:
 		d.errorf(&next, "yaml", "put everything below one `packages`", "a second document begins here, and only one is read")
-		return nil, d.list
+		return nil, nil, d.list
 	}
+	d.takeCredentials(&root, nil)
 	var doc Document
 	d.value(root.Content[0], &doc)
 	if d.stopped {
-		return nil, d.list
+		return nil, nil, d.list
 	}
-	return &doc, d.list
+	return &doc, d.credentials, d.list
 }
 
 // load reads one YAML document. The library is a release candidate and this is
@@ -101,6 +103,8 @@ type decoder struct {
 	list   diag.List
 	values int
 	depth  int
+	// credentials are those of addresses, taken out of the values.
+	credentials []secret.URL
 	// stopped is set once a limit is passed; what was decoded means nothing then.
 	stopped bool
 }

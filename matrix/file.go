@@ -14,6 +14,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -34,17 +35,19 @@ type File struct {
 	cache    CacheSettings
 	publish  PublishSettings
 	workflow WorkflowSettings
+
+	credentials []secret.URL
 }
 
 // Parse reads packages.yml. It reports every mistake it finds, not only the first;
 // the File is nil if one of them is an error.
 func Parse(name string, text []byte) (*File, diag.List) {
-	doc, unreadable := decode(name, text)
+	doc, credentials, unreadable := decode(name, text)
 	if doc == nil {
 		return nil, unreadable
 	}
 	c := &checker{}
-	f := &File{Name: name, Text: text, document: doc}
+	f := &File{Name: name, Text: secret.Mask(text), document: doc, credentials: credentials}
 	first := map[string]Text{}
 	for i := range doc.Packages {
 		e := &doc.Packages[i]

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/machine"
 )
@@ -105,7 +106,11 @@ func (a *app) printJSON(v any) error {
 
 // printDiagnostics shows what is to be said about files, with their source lines.
 func (a *app) printDiagnostics(list diag.List, sources map[string][]byte) {
-	p := diag.Printer{Sources: sources, Color: a.err.Color}
+	shown := map[string][]byte{}
+	for name, text := range sources {
+		shown[name] = secret.Mask(text)
+	}
+	p := diag.Printer{Sources: shown, Color: a.err.Color}
 	_ = p.Print(a.stderr, list) // nowhere left to report to
 }
 

@@ -46,6 +46,23 @@ func (u URL) forms() []string {
 	return out
 }
 
+// Forms returns how the secrets of a text may appear in the output of a program: those of the
+// addresses in it or, if there are none, the text itself. It is for a [Redactor].
+func Forms(text string) []string {
+	_, found := Extract(text)
+	if len(found) == 0 {
+		if len(text) < minValue {
+			return nil
+		}
+		return escapes(text)
+	}
+	var out []string
+	for _, u := range found {
+		out = append(out, u.forms()...)
+	}
+	return out
+}
+
 // escapes returns the value and the ways in which programs write it into an address.
 func escapes(value string) []string {
 	forms := []string{value, url.PathEscape(value), url.QueryEscape(value), url.UserPassword("", value).String()[1:], quote(value, ""), quote(value, "/")}

@@ -8,6 +8,7 @@
 package secret
 
 import (
+	"bytes"
 	"encoding/base64"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode/utf8"
 )
 
 // URL is an address with its credentials apart. Every way to write it down (String, JSON, log, fmt)
@@ -119,6 +121,24 @@ func Extract(text string) (clean string, found []URL) {
 func Clean(text string) string {
 	clean, _ := Extract(text)
 	return clean
+}
+
+// Mask returns a text with a * for every character of a credential in an address, so that places in
+// it stay the same. It is for showing a line of a file.
+func Mask(text []byte) []byte {
+	return reference().ReplaceAllFunc(text, func(full []byte) []byte {
+		u := split(string(full))
+		if u.full == "" {
+			return full
+		}
+		start := bytes.Index(full, []byte("://")) + 3
+		end := start + 1 + userinfoEnd(string(full[start:]))
+		masked := slices.Concat(full[:start], bytes.Repeat([]byte("*"), max(0, utf8.RuneCount(full[start:end])-1)), full[max(start, end-1):])
+		return secretQuery().ReplaceAllFunc(masked, func(m []byte) []byte {
+			name, value, _ := bytes.Cut(m, []byte("="))
+			return slices.Concat(name, []byte("="), bytes.Repeat([]byte("*"), utf8.RuneCount(value)))
+		})
+	})
 }
 
 // split takes one address apart. What cannot be an address by the rules, with a bare slash in its

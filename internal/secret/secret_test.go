@@ -99,6 +99,14 @@ func TestExtract(t *testing.T) {
 	}
 }
 
+func TestMask(t *testing.T) {
+	text := "  git: \"http://üser:pw@host/x\", y: https://h/?a=1&token=abc&b=2 z: http://host:80/a@b ssh://git:pw@h/ http://u:p/w@h/"
+	want := "  git: \"http://*******@host/x\", y: https://h/?a=1&token=***&b=2 z: http://host:80/a@b ssh://******@h/ http://*****@h/"
+	if got := string(secret.Mask([]byte(text))); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
 func TestStore(t *testing.T) {
 	s := &secret.Store{}
 	if got := s.Take("--index-url=https://user:pw1@host/simple/"); got != "--index-url=https://host/simple/" {

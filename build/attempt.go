@@ -23,6 +23,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/machine"
 )
 
@@ -217,7 +218,12 @@ func (a *attempt) memoryLimit() int64 {
 
 // command runs a program in a box, with its output in the log, and keeps the peak.
 func (a *attempt) command(ctx context.Context, box sandbox.Box, cmd sandbox.Command) (sandbox.Outcome, error) {
-	fmt.Fprintf(a.log, "$ %s\n", quoteCommand(cmd.Argv))
+	argv := make([]string, len(cmd.Argv))
+	for i, arg := range cmd.Argv {
+		argv[i] = secret.Clean(arg)
+	}
+	fmt.Fprintf(a.log, "$ %s\n", quoteCommand(argv))
+	cmd.Redact = a.builder.Network.Credentials.Values()
 	if cmd.Stdout == nil {
 		cmd.Stdout = a.log
 	} else if cmd.Stderr == nil {
@@ -227,11 +233,11 @@ func (a *attempt) command(ctx context.Context, box sandbox.Box, cmd sandbox.Comm
 	a.peak = max(a.peak, outcome.PeakMemoryBytes)
 	a.try.Used(outcome.PeakMemoryBytes, 0)
 	a.record.Commands = append(a.record.Commands, record.Command{
-		Stage: a.stage, Argv: cmd.Argv, Seconds: outcome.Wall.Seconds(), CPUSeconds: outcome.CPU.Seconds(),
+		Stage: a.stage, Argv: argv, Seconds: outcome.Wall.Seconds(), CPUSeconds: outcome.CPU.Seconds(),
 		PeakMemoryBytes: outcome.PeakMemoryBytes, ExitCode: outcome.ExitCode, Network: cmd.Network || !box.NetworkOff(),
 	})
 	if err != nil {
-		return outcome, &commandError{err: err, outcome: outcome, argv: cmd.Argv}
+		return outcome, &commandError{err: err, outcome: outcome, argv: argv}
 	}
 	return outcome, nil
 }

@@ -4,18 +4,16 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,6 +24,7 @@ import (
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/memory"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -113,9 +112,11 @@ type Builder struct {
 type Network struct {
 	// IndexURL is the default index for everything but torch; empty means pip's own.
 	IndexURL string
+	// Credentials are those of all addresses, which have none themselves; nil means none.
+	Credentials *secret.Store
 	// CertFile has the certificates to trust, in PEM; empty means the system's.
 	CertFile string
-	// Proxies are variables such as HTTPS_PROXY=….
+	// Proxies are variables such as HTTPS_PROXY=…; see ProxyEnv.
 	Proxies []string
 	// PythonMirror is where uv gets Pythons in place of its own address, and PythonDownloads the
 	// list of those that there are: its UV_PYTHON_INSTALL_MIRROR and UV_PYTHON_DOWNLOADS_JSON_URL.
@@ -196,40 +197,26 @@ func (b *Builder) setFolders() (err error) {
 	return err
 }
 
+// gitConfigs is how many settings gitEnv has.
+const gitConfigs = 1
+
 // gitEnv is the environment of git, which fetches sources outside of the sandboxes.
 func (b *Builder) gitEnv() []string {
 	git := map[string]string{
 		"PATH": strings.Join(b.searchPath(), ":"), "HOME": filepath.Join(b.StateDir, "home"), "LC_ALL": "C.UTF-8",
 		"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1",
 		// The folder may belong to another user than the one that builds.
-		"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
+		"GIT_CONFIG_COUNT": strconv.Itoa(gitConfigs), "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
 	}
 	if b.Network.CertFile != "" {
 		git["GIT_SSL_CAINFO"] = b.Network.CertFile
 	}
-	for _, p := range b.Network.Proxies {
+	for _, p := range b.Network.ProxyEnv() {
 		if name, value, ok := strings.Cut(p, "="); ok {
 			git[name] = value
 		}
 	}
 	return sortedEnv(git)
-}
-
-// client returns an HTTP client that trusts what the user trusts.
-func (n Network) client() (*http.Client, error) {
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	if n.CertFile != "" {
-		text, err := fsx.ReadFile(n.CertFile, 64<<20)
-		if err != nil {
-			return nil, fmt.Errorf("certificates: %w", err)
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("certificates: %s has none in PEM form", n.CertFile)
-		}
-		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
-	}
-	return &http.Client{Transport: transport, Timeout: 10 * time.Minute}, nil
 }
 
 func (b *Builder) cacheDir() string { return filepath.Join(b.localDir(), "cache") }
@@ -385,6 +372,7 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 		if err != nil {
 			return nil, nil, err
 		}
+		payload = []byte(secret.Clean(string(payload))) // it goes into the journal
 		digest := recipe.Digest
 		if b.Rebuild || b.Retest {
 			digest = ""

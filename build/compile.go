@@ -32,12 +32,13 @@ func compile(ctx context.Context, a *attempt) error {
 		fmt.Fprintf(a.log, "time limit %s, %d compiler calls at once\n", limit, a.jobs)
 	}
 	network := a.Settings.Network || a.Settings.Isolation
+	var secrets []string
 	if network {
-		a.netEnv(a.box, env)
+		secrets = a.netEnv(a.box, env)
 	}
 	a.log.step = func(done, total int) { a.try.Progress(done, total, "files") }
 	defer func() { a.log.step = nil }()
-	_, err = a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Network: network})
+	_, err = a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Secrets: secrets, Network: network})
 	records, bad := shared.records()
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -152,19 +153,23 @@ func (a *attempt) searchPath(box sandbox.Box) []string {
 	return dirs
 }
 
-// netEnv adds what a command needs to reach the network.
-func (a *attempt) netEnv(box sandbox.Box, env map[string]string) {
+// netEnv adds what a command needs to reach the network, and returns the variables that only the
+// command may have.
+func (a *attempt) netEnv(box sandbox.Box, env map[string]string) (secrets []string) {
 	n := a.builder.Network
 	if n.CertFile != "" {
 		for _, name := range []string{"PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO"} {
 			env[name] = box.Inside(n.CertFile)
 		}
 	}
-	for _, proxy := range n.Proxies {
-		if name, value, ok := strings.Cut(proxy, "="); ok {
+	for i, proxy := range n.ProxyEnv() {
+		if name, value, ok := strings.Cut(proxy, "="); ok && proxy == n.Proxies[i] {
 			env[name] = value
+		} else if ok {
+			secrets = append(secrets, proxy)
 		}
 	}
+	return secrets
 }
 
 // venvPython returns the interpreter of a virtual environment as seen in the box.
@@ -257,12 +262,20 @@ func (e *environment) installer(ctx context.Context) error {
 	}
 	defer os.RemoveAll(temp)
 	env := a.baseEnv(box)
-	a.netEnv(box, env)
-	for _, argv := range [][]string{
-		{e.python, "-I", "-m", "venv", box.Inside(temp)},
-		slices.Concat([]string{venvPython(box, temp), "-m", "pip", "install", "--upgrade"}, a.indexArgs(), []string{"pip"}),
+	proxies := a.netEnv(box, env)
+	args, secrets, err := a.pipAccess(box, e.scripts, append(a.indexArgs(), "pip"))
+	if err != nil {
+		return err
+	}
+	for _, cmd := range []sandbox.Command{
+		{Argv: []string{e.python, "-I", "-m", "venv", box.Inside(temp)}},
+		{
+			Argv:    append([]string{venvPython(box, temp), "-m", "pip", "install", "--upgrade"}, args...),
+			Secrets: slices.Concat(proxies, secrets), Network: true,
+		},
 	} {
-		if _, err := a.command(ctx, box, sandbox.Command{Argv: argv, Dir: e.scripts, Env: sortedEnv(env), Network: true}); err != nil {
+		cmd.Dir, cmd.Env = e.scripts, sortedEnv(env)
+		if _, err := a.command(ctx, box, cmd); err != nil {
 			return err
 		}
 	}
@@ -314,11 +327,15 @@ func (a *attempt) indexArgs() []string {
 // pip installs requirements and returns what it installed.
 func (e *environment) pip(ctx context.Context, args []string) ([]record.Installed, error) {
 	box, dir, env := e.box, filepath.Dir(e.venv), e.env()
-	e.netEnv(box, env)
+	proxies := e.netEnv(box, env)
+	args, secrets, err := e.pipAccess(box, dir, args)
+	if err != nil {
+		return nil, err
+	}
 	report := filepath.Join(dir, "pip-report.json")
 	os.Remove(report)
 	argv := []string{venvPython(box, e.pipHome), "-m", "pip", "--python", venvPython(box, e.venv), "install", "--no-compile", "--report", box.Inside(report)}
-	if _, err := e.command(ctx, box, sandbox.Command{Argv: append(argv, args...), Dir: dir, Env: sortedEnv(env), Network: true}); err != nil {
+	if _, err := e.command(ctx, box, sandbox.Command{Argv: append(argv, args...), Dir: dir, Env: sortedEnv(env), Secrets: slices.Concat(proxies, secrets), Network: true}); err != nil {
 		return nil, err
 	}
 	text, err := os.ReadFile(report)
@@ -344,7 +361,7 @@ func (e *environment) pip(ctx context.Context, args []string) ([]record.Installe
 	}
 	out := make([]record.Installed, len(r.Install))
 	for i, p := range r.Install {
-		out[i] = record.Installed{Name: wheel.NormalizeName(p.Metadata.Name), Version: p.Metadata.Version, URL: p.Download.URL, SHA256: p.Download.Archive.Hashes["sha256"]}
+		out[i] = record.Installed{Name: wheel.NormalizeName(p.Metadata.Name), Version: p.Metadata.Version, URL: secret.Clean(p.Download.URL), SHA256: p.Download.Archive.Hashes["sha256"]}
 	}
 	return out, nil
 }

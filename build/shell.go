@@ -45,7 +45,7 @@ func (a *attempt) keepShell() {
 	if err != nil {
 		return
 	}
-	a.netEnv(a.box, env)
+	_ = a.netEnv(a.box, env) // what no file may have is missing in the shell
 	env["TERM"] = "xterm"
 	spec.Env = sortedEnv(env)
 	if c := a.builder.Network.CertFile; c != "" {

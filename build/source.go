@@ -24,6 +24,7 @@ import (
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -91,7 +92,8 @@ func (s *sources) resolve(ctx context.Context, row matrix.Row, settings matrix.S
 func (s *sources) loadKnown() map[string]record.Source {
 	known := map[string]record.Source{}
 	if text, err := os.ReadFile(filepath.Join(s.cache, lockFile)); err == nil {
-		_ = json.Unmarshal(text, &known)
+		// An earlier kiln kept credentials in it.
+		_ = json.Unmarshal([]byte(secret.Clean(string(text))), &known)
 	}
 	return known
 }
@@ -107,13 +109,24 @@ func (s *sources) saveKnown(known map[string]record.Source) error {
 	return fsx.WriteFile(filepath.Join(s.cache, lockFile), append(text, '\n'), 0o666)
 }
 
+// git is a call of git that may connect to a repository, and to others on its host. The credentials
+// are in its environment alone, so the clone does not have them.
+func (s *sources) git(repository string, args ...string) run.Cmd {
+	env, count := s.network.Credentials.GitConfig(gitConfigs, repository)
+	return run.Cmd{
+		Argv: append([]string{"git"}, args...), Env: slices.Concat(s.gitEnv, env, []string{"GIT_CONFIG_COUNT=" + strconv.Itoa(count)}),
+		Redact: s.network.Credentials.Values(),
+	}
+}
+
 // gitCommit asks a repository which commit a tag, branch or commit is.
 func (s *sources) gitCommit(ctx context.Context, repository, ref string) (string, error) {
 	if len(ref) == 40 && strings.Trim(ref, "0123456789abcdef") == "" {
 		return ref, nil
 	}
 	var out strings.Builder
-	cmd := run.Cmd{Argv: []string{"git", "ls-remote", "--", repository, ref, ref + "^{}"}, Env: s.gitEnv, Stdout: &out, Stderr: io.Discard}
+	cmd := s.git(repository, "ls-remote", "--", repository, ref, ref+"^{}")
+	cmd.Stdout, cmd.Stderr = &out, io.Discard
 	if _, err := cmd.Run(ctx); err != nil {
 		return "", engine.Fail(engine.CauseNetwork, fmt.Errorf("ask %s for %s: %w", repository, ref, err))
 	}
@@ -165,7 +178,7 @@ func (s *sources) findSdist(ctx context.Context, address, name, version string) 
 		if f.SHA256.IsZero() {
 			return record.Source{}, fmt.Errorf("%s lists %s without a sha256", address, f.Filename)
 		}
-		return record.Source{Kind: "index", Location: f.URL(""), File: f.Filename, Digest: f.SHA256.String()}, nil
+		return record.Source{Kind: "index", Location: s.network.Credentials.Take(f.URL("")), File: f.Filename, Digest: f.SHA256.String()}, nil
 	}
 	if len(others) == 0 {
 		return record.Source{}, fmt.Errorf("%s has no source distribution of %s at all\n  give the code with source: {git: …, ref: …} in packages.yml", address, name)
@@ -295,7 +308,8 @@ func (s *sources) getFile(ctx context.Context, source record.Source, to string) 
 // clone fetches one commit, and its submodules at the commits it names.
 func (s *sources) clone(ctx context.Context, source record.Source, to string) error {
 	git := func(args ...string) error {
-		cmd := run.Cmd{Argv: append([]string{"git", "-C", to, "-c", "advice.detachedHead=false"}, args...), Env: s.gitEnv, Stdout: io.Discard}
+		cmd := s.git(source.Location, append([]string{"-C", to, "-c", "advice.detachedHead=false"}, args...)...)
+		cmd.Stdout = io.Discard
 		_, err := cmd.Run(ctx)
 		return err
 	}

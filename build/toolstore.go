@@ -271,15 +271,15 @@ func (s *toolStore) install(ctx context.Context, uv, request, dir string, log io
 		"UV_COMPILE_BYTECODE": "1", "UV_CACHE_DIR": filepath.Join(dir, ".cache"), "UV_PYTHON_INSTALL_DIR": dir, "UV_PYTHON_INSTALL_BIN": "0", "UV_PYTHON_BIN_DIR": filepath.Join(dir, ".bin"),
 	}
 	if s.network.PythonMirror != "" {
-		env["UV_PYTHON_INSTALL_MIRROR"] = s.network.PythonMirror
+		env["UV_PYTHON_INSTALL_MIRROR"] = s.network.Credentials.URL(s.network.PythonMirror).Full()
 	}
 	if s.network.PythonDownloads != "" {
-		env["UV_PYTHON_DOWNLOADS_JSON_URL"] = s.network.PythonDownloads
+		env["UV_PYTHON_DOWNLOADS_JSON_URL"] = s.network.Credentials.URL(s.network.PythonDownloads).Full()
 	}
 	if s.network.CertFile != "" {
 		env["SSL_CERT_FILE"] = s.network.CertFile
 	}
-	for _, proxy := range s.network.Proxies {
+	for _, proxy := range s.network.ProxyEnv() {
 		if name, value, ok := strings.Cut(proxy, "="); ok {
 			env[name] = value
 		}
@@ -289,7 +289,7 @@ func (s *toolStore) install(ctx context.Context, uv, request, dir string, log io
 	try := func() error {
 		fmt.Fprintf(log, "$ %s\n", quoteCommand(argv))
 		said.Reset()
-		cmd := run.Cmd{Argv: argv, Dir: dir, Env: sortedEnv(env), Stdout: io.MultiWriter(log, &said)}
+		cmd := run.Cmd{Argv: argv, Dir: dir, Env: sortedEnv(env), Stdout: io.MultiWriter(log, &said), Redact: s.network.Credentials.Values()}
 		_, err := cmd.Run(ctx)
 		return err
 	}

@@ -15,13 +15,15 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/wheel"
 )
 
 // KilnOptions are options of [NewKiln].
 type KilnOptions struct {
-	// URL is the address of the server, that of its index.
-	URL string
+	// URL is the address of the server, that of its index. Its credentials are used if there is no
+	// Token.
+	URL secret.URL
 	// Token is one of `kiln serve token create`.
 	Token string
 	// Projects are those that List looks at.
@@ -44,7 +46,7 @@ type kilnServer struct {
 // NewKiln returns a kiln server as a target. It is flat: its files are in the release with the
 // empty tag.
 func NewKiln(opts KilnOptions) (Target, error) {
-	u, err := url.Parse(slash(opts.URL))
+	u, err := url.Parse(slash(opts.URL.String()))
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, fmt.Errorf("kiln server %q: want an address such as https://wheels.example.org/", opts.URL)
 	}
@@ -52,6 +54,9 @@ func NewKiln(opts KilnOptions) (Target, error) {
 	if transport == nil {
 		transport = http.DefaultTransport.(*http.Transport).Clone()
 	}
+	var own secret.Store // for reading from a server that asks who does
+	own.Add(opts.URL)
+	transport = own.Transport(transport)
 	return &kilnServer{opts: opts, root: u, client: &http.Client{Transport: statusTransport{transport}}, retry: opts.Retry}, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -19,6 +20,8 @@ type OpenOptions struct {
 	Dir     string
 	// Projects are those that are published.
 	Projects []string
+	// Credentials are those of addresses, which have none themselves; nil means none.
+	Credentials *secret.Store
 	// Getenv gives the credentials and addresses of the environment.
 	Getenv func(string) string
 	Retry  Retry
@@ -48,6 +51,9 @@ func Open(name string, opts OpenOptions) (Target, error) {
 		}
 	}
 	env := opts.Getenv
+	if u := opts.Credentials.URL(cmp.Or(t.Endpoint, map[string]string{"s3": env("AWS_ENDPOINT_URL"), "github": env("GITHUB_API_URL")}[t.Kind])); u.Hidden() {
+		return nil, fmt.Errorf("endpoint %s: it holds credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GITHUB_TOKEN", u)
+	}
 	switch t.Kind {
 	case "dir":
 		return NewDir(t.Location, DirOptions{URL: t.URL})
@@ -62,11 +68,11 @@ func Open(name string, opts OpenOptions) (Target, error) {
 			AccessKey: env("AWS_ACCESS_KEY_ID"), SecretKey: env("AWS_SECRET_ACCESS_KEY"), SessionToken: env("AWS_SESSION_TOKEN"), Retry: opts.Retry,
 		})
 	case "kiln":
-		return NewKiln(KilnOptions{URL: t.Location, Token: env("KILN_TOKEN"), Projects: opts.Projects, Retry: opts.Retry})
+		return NewKiln(KilnOptions{URL: opts.Credentials.URL(t.Location), Token: env("KILN_TOKEN"), Projects: opts.Projects, Retry: opts.Retry})
 	}
 	hint := "write dir:PATH, github:OWNER/REPOSITORY, s3:BUCKET/FOLDER or kiln:URL, or a name of publish.targets"
 	if near := diag.Suggest(name, names); near != "" {
 		hint = "did you mean " + near + "?"
 	}
-	return nil, fmt.Errorf("there is no target %q\n  %s", name, hint)
+	return nil, fmt.Errorf("there is no target %q\n  %s", secret.Clean(name), hint)
 }

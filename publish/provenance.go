@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/sign"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -116,17 +117,18 @@ func NewStatement(r *record.Record, file record.File, papers []LocalFile, opts *
 		if err != nil {
 			return nil, err
 		}
-		run.Byproducts = append(run.Byproducts, Byproduct{"audit", "application/json", report})
+		run.Byproducts = append(run.Byproducts, Byproduct{"audit", "application/json", clean(report)})
 	}
 	test, err := json.Marshal(map[string]string{"result": r.Test.Result, "why": r.Test.Why})
 	if err != nil {
 		return nil, err
 	}
-	run.Byproducts = append(run.Byproducts, Byproduct{"test", "application/json", test})
+	run.Byproducts = append(run.Byproducts, Byproduct{"test", "application/json", clean(test)})
 	text, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
 	}
+	text = clean(text)
 	if opts.Key != nil {
 		if text, err = sign.Seal(text, opts.Key); err != nil {
 			return nil, err
@@ -134,6 +136,10 @@ func NewStatement(r *record.Record, file record.File, papers []LocalFile, opts *
 	}
 	return append(text, '\n'), nil
 }
+
+// clean takes the credentials of addresses out of what is to be published. A record has none; one
+// that another program wrote may.
+func clean(text []byte) []byte { return []byte(secret.Clean(string(text))) }
 
 // dependencies are the inputs of a build: source, image, and every package that was installed.
 func dependencies(r *record.Record) []Dependency {

@@ -88,7 +88,7 @@ func NewSBOM(r *record.Record, file record.File, opts *StatementOptions) ([]byte
 	}
 	b.Dependencies = []sbomDependency{{Ref: self, DependsOn: required}}
 	text, err := json.MarshalIndent(b, "", " ")
-	return append(text, '\n'), err
+	return append(clean(text), '\n'), err
 }
 
 func packageComponent(p record.Installed, scope string) sbomComponent {

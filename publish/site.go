@@ -12,12 +12,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/internal/sign"
 	"github.com/kiln-build/kiln/wheel"
@@ -285,6 +287,8 @@ type DeployOptions struct {
 	Message, Author string
 	// Env is the environment of git, as KEY=VALUE; PATH must be in it.
 	Env []string
+	// Credentials are those of Remote, if it is an address; nil means none.
+	Credentials *secret.Store
 }
 
 // Deploy pushes the pages of an index to a branch, as one commit without history that has the whole
@@ -308,11 +312,25 @@ func Deploy(ctx context.Context, site string, opts DeployOptions) (commit string
 	}
 	env := append(opts.Env, "GIT_INDEX_FILE="+filepath.Join(scratch, "index"), "GIT_WORK_TREE="+site,
 		"GIT_AUTHOR_NAME="+name, "GIT_AUTHOR_EMAIL="+address, "GIT_COMMITTER_NAME="+name, "GIT_COMMITTER_EMAIL="+address)
+	configured := 0
+	for _, kv := range opts.Env {
+		if n, ok := strings.CutPrefix(kv, "GIT_CONFIG_COUNT="); ok {
+			configured, _ = strconv.Atoi(n)
+		}
+	}
+	access, count := opts.Credentials.GitConfig(configured, opts.Remote)
+	if count > configured {
+		env = slices.Concat(env, access, []string{"GIT_CONFIG_COUNT=" + strconv.Itoa(count)})
+	}
 	git := func(stdin io.Reader, args ...string) (string, error) {
 		var out, errors bytes.Buffer
-		c := run.Cmd{Argv: append([]string{"git", "-c", "core.autocrlf=false"}, args...), Dir: opts.Repository, Env: env, Stdin: stdin, Stdout: &out, Stderr: &errors}
+		c := run.Cmd{
+			Argv: append([]string{"git", "-c", "core.autocrlf=false"}, args...), Dir: opts.Repository, Env: env, Stdin: stdin, Stdout: &out, Stderr: &errors,
+			Redact: opts.Credentials.Values(), TailLines: -1,
+		}
 		if _, err := c.Run(ctx); err != nil {
-			return "", fmt.Errorf("git %s: %w: %s", args[0], err, strings.TrimSpace(errors.String()))
+			// The remote may be one of git's own, with an address that kiln does not know.
+			return "", fmt.Errorf("git %s: %w: %s", args[0], err, secret.Clean(strings.TrimSpace(errors.String())))
 		}
 		return strings.TrimSpace(out.String()), nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/serve"
+	address "github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/publish/publishtest"
 )
@@ -130,7 +131,7 @@ func TestKiln(t *testing.T) {
 		t.Cleanup(func() { web.Close(); server.Close() })
 		return &publishtest.Fixture{
 			Open: func(t testing.TB, transport http.RoundTripper) publish.Target {
-				target, err := publish.NewKiln(publish.KilnOptions{URL: web.URL, Token: secret, Projects: []string{"demo"}, Transport: transport, Retry: publishtest.QuickRetry})
+				target, err := publish.NewKiln(publish.KilnOptions{URL: address.Parse(web.URL), Token: secret, Projects: []string{"demo"}, Transport: transport, Retry: publishtest.QuickRetry})
 				return open(t, target, err)
 			},
 			Published: func() (map[string]string, error) {

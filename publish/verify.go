@@ -13,6 +13,7 @@ import (
 
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/sign"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -128,7 +129,7 @@ func (v *Verdict) statement(text []byte, trust *sign.Trust) *Statement {
 	v.Row, _ = row["id"].(string)
 	for _, d := range s.Predicate.BuildDefinition.ResolvedDependencies {
 		if d.Name == "source" {
-			v.Source = d.URI
+			v.Source = secret.Clean(d.URI)
 			for _, kind := range []string{"gitCommit", "sha256"} {
 				if d.Digest[kind] != "" {
 					v.Source += " " + kind + ":" + d.Digest[kind]
@@ -221,7 +222,7 @@ func (v *Verdict) record(dist string) {
 				continue
 			}
 			v.Provenance, v.Row, v.Test = record.Path(dist, r.Recipe.Row.ID), r.Recipe.Row.ID, r.Test.Result
-			v.Source = strings.TrimSpace(r.Recipe.Source.Location + " " + r.Recipe.Source.Digest)
+			v.Source = strings.TrimSpace(secret.Clean(r.Recipe.Source.Location) + " " + r.Recipe.Source.Digest)
 			if f.SHA256 != v.SHA256 {
 				v.bad("the record is about other bytes: sha256 %s, the file has %s", f.SHA256, v.SHA256)
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/secret"
 )
 
 const format = "kiln-record/1"
@@ -205,7 +206,8 @@ func readFile(path string) (*Record, error) {
 // Parse reads the text of a record. It must name its format and its row.
 func Parse(text []byte) (*Record, error) {
 	var r Record
-	if err := json.Unmarshal(text, &r); err != nil {
+	// An earlier kiln wrote down the credentials of addresses.
+	if err := json.Unmarshal([]byte(secret.Clean(string(text))), &r); err != nil {
 		return nil, err
 	}
 	if r.Format != format || r.Recipe.Row.ID == "" {
@@ -245,5 +247,6 @@ func write(path string, v any) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return err
 	}
-	return fsx.WriteFile(path, append(text, '\n'), 0o666)
+	// What is beside published files has no credentials, wherever they may have come from.
+	return fsx.WriteFile(path, []byte(secret.Clean(string(text))+"\n"), 0o666)
 }

@@ -105,7 +105,7 @@ func (f *buildFlags) stateDir() string {
 func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, error) {
 	opts := build.Options{
 		Dir: f.folder(), StateDir: f.stateDir(), DistDir: f.dist, Jobs: f.jobs, CPU: f.cpus, Rebuild: f.rebuild, FailFast: f.failFast, KeepWork: f.keepWork, Prune: f.prune,
-		Recipe: build.RecipeOptions{TorchIndex: f.torchIndex, DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: a.host().HasGPU(), Log: a.log,
+		Recipe: build.RecipeOptions{TorchIndex: a.secrets.Take(f.torchIndex), DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: a.host().HasGPU(), Log: a.log,
 	}
 	var err error
 	if opts.Kiln, err = os.Executable(); err != nil {
@@ -127,10 +127,13 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 	}
 	// The flag, the environment, the file: the first that says something counts. Rows elsewhere get
 	// it by the flag.
-	f.cacheRemote = cmp.Or(f.cacheRemote, os.Getenv("KILN_CACHE_REMOTE"), f.plan.cacheRemote)
+	f.cacheRemote = a.secrets.Take(cmp.Or(f.cacheRemote, os.Getenv("KILN_CACHE_REMOTE"), f.plan.cacheRemote))
 	opts.Remote = share.RemoteCache{
 		URL: f.cacheRemote, User: os.Getenv("KILN_CACHE_USER"),
-		Password: os.Getenv("KILN_CACHE_PASSWORD"), Token: os.Getenv("KILN_CACHE_TOKEN"),
+		Password: a.secrets.Getenv("KILN_CACHE_PASSWORD"), Token: a.secrets.Getenv("KILN_CACHE_TOKEN"),
+	}
+	if address, _, _ := strings.Cut(f.cacheRemote, "|"); opts.Remote.User+opts.Remote.Password+opts.Remote.Token == "" {
+		opts.Remote.User, opts.Remote.Password, _ = a.secrets.URL(strings.TrimSpace(address)).Credentials()
 	}
 	opts.SlotsDir = os.Getenv("KILN_SLOTS")
 	opts.Pythons = build.FindPythons(os.Environ())
@@ -142,7 +145,7 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 	if opts.Compat, err = f.plan.compatTable(); err != nil {
 		return opts, err
 	}
-	opts.Network = build.FindNetwork(ctx, f.indexURL, os.Environ())
+	opts.Network = build.FindNetwork(ctx, f.indexURL, os.Environ(), a.secrets)
 	opts.Sandboxes, err = f.sandboxes(a, f.runner, opts.Network)
 	return opts, err
 }
@@ -154,7 +157,7 @@ func (f *buildFlags) sandboxes(a *app, name string, network build.Network) (sand
 	case "podman", "docker":
 		return sandbox.Container(sandbox.ContainerOptions{
 			Runtime: name, RuntimeArgs: f.engineArgs, ExtraArgs: f.containerArgs, Network: f.containerNetwork,
-			CABundle: network.CertFile, NetworkEnv: network.Proxies, LockDir: filepath.Join(f.stateDir(), "locks"), Log: a.log,
+			CABundle: network.CertFile, NetworkEnv: network.ProxyEnv(), LockDir: filepath.Join(f.stateDir(), "locks"), Log: a.log,
 		}), nil
 	case "slurm":
 		return nil, errors.New("--runner slurm is for kiln build; use host, podman or docker here")
@@ -215,7 +218,7 @@ It may be stopped or killed at any time: the next kiln build continues.`,
   kiln build --select "cuda>=12.8" --runner podman
   kiln build 'exllamav2-*-cp313-*' --jobs 1`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := flags.plan.load(a.stdin)
+			p, err := flags.plan.load(a.stdin, a.secrets)
 			if err != nil {
 				return err
 			}

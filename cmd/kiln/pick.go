@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -96,7 +97,7 @@ func (a *app) pick(ctx context.Context, arg string, f pickFlags) error {
 	if err != nil {
 		return err
 	}
-	files, simpleURL, err := pick.Files(ctx, f.index, req.Name, a.log)
+	files, simpleURL, err := pick.Files(ctx, f.index, req.Name, a.secrets.Transport(http.DefaultTransport), a.log)
 	if err != nil {
 		return err
 	}

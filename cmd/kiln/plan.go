@@ -17,6 +17,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
@@ -82,7 +83,7 @@ type planned struct {
 
 // load reads packages.yml and plans it. Diagnostics are in planned.plan.Findings;
 // the error is about something else, such as a file that cannot be read.
-func (f *planFlags) load(stdin io.Reader) (*planned, error) {
+func (f *planFlags) load(stdin io.Reader, secrets *secret.Store) (*planned, error) {
 	out := &planned{file: f.file, sources: map[string][]byte{}}
 	var text []byte
 	var err error
@@ -123,6 +124,7 @@ func (f *planFlags) load(stdin io.Reader) (*planned, error) {
 	file, found := matrix.Parse(out.file, text)
 	list = append(list, found...)
 	if file != nil {
+		secrets.Add(file.Credentials()...)
 		f.cacheRemote = file.Cache().Remote
 		opts.Versions, found = file.ReadVersions()
 		list = append(list, found...)
@@ -197,7 +199,7 @@ that have it.`,
   kiln plan --json | jq -r '.rows[].files[]'`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			p, err := flags.load(a.stdin)
+			p, err := flags.load(a.stdin, a.secrets)
 			if err != nil {
 				return err
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
@@ -126,7 +127,7 @@ func (a *app) publish(ctx context.Context, f *publishingFlags) error {
 		projects[p.planned.plan.Rows[i].Package] = true
 	}
 	p.target, err = publish.Open(cmp.Or(f.to, p.settings.To), publish.OpenOptions{
-		Targets: p.settings.Targets, Dir: p.dir, Projects: slices.Sorted(maps.Keys(projects)), Getenv: os.Getenv, Retry: publish.Retry{Log: a.log},
+		Targets: p.settings.Targets, Dir: p.dir, Projects: slices.Sorted(maps.Keys(projects)), Credentials: a.secrets, Getenv: a.secrets.Getenv, Retry: publish.Retry{Log: a.log},
 	})
 	if err != nil {
 		return err
@@ -184,7 +185,7 @@ func (p *publication) inventory(ctx context.Context) (*publish.Inventory, error)
 	if state, err := engine.ReadState(cmp.Or(p.flags.state, filepath.Join(p.dir, ".kiln"))); err == nil {
 		for i := range state.Jobs {
 			if j := &state.Jobs[i]; j.Status == engine.StatusFailed {
-				opts.Failures[j.ID] = j.Reason
+				opts.Failures[j.ID] = secret.Clean(j.Reason) // an earlier kiln may have written it
 			}
 		}
 	}
@@ -304,7 +305,7 @@ func (p *publication) openSite() (*publish.Site, error) {
 // updateIndex lists what the target has, and pushes the pages if that is configured.
 func (p *publication) updateIndex(ctx context.Context, site *publish.Site) (*publish.Listing, error) {
 	x := p.settings.Index
-	deploy := publish.DeployOptions{Repository: cmp.Or(p.dir, "."), Remote: x.Remote, Branch: x.Branch, Env: os.Environ()}
+	deploy := publish.DeployOptions{Repository: cmp.Or(p.dir, "."), Remote: x.Remote, Branch: x.Branch, Env: p.secrets.Environ(nil), Credentials: p.secrets}
 	if !p.upload {
 		deploy.Branch = ""
 	}

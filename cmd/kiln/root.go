@@ -30,6 +30,8 @@ type app struct {
 	// lookAt is the machine that commands look at; nil means this one.
 	lookAt *machine.Host
 
+	// secrets are the credentials of this run.
+	secrets *secret.Store
 	// stopped says that a command ran until it was told to end, as it should, and ended well.
 	stopped bool
 }

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	launcher.Main()
 	children.Main()
 	testscript.Main(m, map[string]func(){
-		"kiln": func() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) },
+		"kiln": func() { os.Exit(start()) },
 	})
 }
 

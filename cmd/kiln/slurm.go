@@ -15,6 +15,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/engine/slurm"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/units"
 )
 
@@ -37,6 +38,8 @@ func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (
 	if err != nil {
 		return opts, err
 	}
+	// Jobs get their credentials as they get the rest of the environment. What they have no use for
+	// stays here, and so do those of this run from everything else that Slurm is asked.
 	env := os.Environ()
 	site, err := slurm.ReadSite(ctx, config.Partition, env)
 	if err != nil {
@@ -64,6 +67,7 @@ func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (
 	}
 	o := config.Options(site)
 	o.Dir, o.Programs, o.Owner, o.Env, o.Log = filepath.Join(state, "slurm"), filepath.Join(state, "bin"), slurm.OwnerName(owner), env, a.log
+	o.JobEnv = a.jobSecrets()
 	program, err := slurm.CopyProgram(opts.Kiln, o.Programs)
 	if err != nil {
 		return opts, fmt.Errorf("show kiln to the nodes: %w", err)
@@ -72,6 +76,20 @@ func (a *app) useSlurm(ctx context.Context, cmd *cobra.Command, f *buildFlags) (
 	o.Args = slices.Concat(o.Args, f.slurmArgs)
 	opts.Cluster, err = slurm.New(o)
 	return opts, err
+}
+
+// jobSecrets are the variables with credentials that a job needs.
+func (a *app) jobSecrets() []string {
+	var env []string
+	for _, name := range []string{"KILN_CACHE_PASSWORD", "KILN_CACHE_TOKEN"} {
+		if v := a.secrets.Getenv(name); v != "" {
+			env = append(env, name+"="+v)
+		}
+	}
+	if v := a.secrets.Handover(); v != "" {
+		env = append(env, secret.HandoverEnv+"="+v)
+	}
+	return env
 }
 
 // workerCommand is what a job runs: kiln with the flags of this build, as far as they are about a

@@ -68,7 +68,7 @@ imports. Every compiled module of the wheel is loaded, and must come from the wh
 }
 
 func (a *app) testRows(ctx context.Context, flags *buildFlags, opts build.Options, args []string, asJSON bool) error {
-	p, err := flags.plan.load(a.stdin)
+	p, err := flags.plan.load(a.stdin, a.secrets)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ built with. The source, the virtual environment and everything compiled so far a
 				return err
 			}
 			argv, err := build.Shell(cmd.Context(), flags.stateDir(), job.ID, ui.Log(a.stderr), func(name string) (sandbox.Maker, error) {
-				return flags.sandboxes(a, name, build.FindNetwork(cmd.Context(), flags.indexURL, os.Environ()))
+				return flags.sandboxes(a, name, build.FindNetwork(cmd.Context(), flags.indexURL, os.Environ(), a.secrets))
 			})
 			if err != nil {
 				return err

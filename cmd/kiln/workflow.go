@@ -34,7 +34,7 @@ terminal where there are none.`,
 
 // loadPlan plans, and shows what is wrong.
 func (a *app) loadPlan(flags *planFlags) (*planned, error) {
-	p, err := flags.load(a.stdin)
+	p, err := flags.load(a.stdin, a.secrets)
 	if err != nil {
 		return nil, err
 	}

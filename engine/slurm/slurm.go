@@ -56,8 +56,10 @@ type Options struct {
 	Prefix []string
 	// WorkDir is the jobs' working folder; empty means that of this process.
 	WorkDir string
-	// Env is the environment of Slurm's commands, and with that of the jobs.
-	Env []string
+	// Env is the environment of Slurm's commands, and with that of the jobs. JobEnv is more for jobs
+	// alone: sbatch has it in its environment, and nothing has it in its arguments or its script.
+	Env    []string
+	JobEnv []string
 
 	// Partition, Account, QOS and Constraint are sbatch's; empty means the cluster's default. Args
 	// are further arguments of sbatch.
@@ -136,6 +138,9 @@ func New(opts Options) (*Runner, error) {
 	if opts.Command == nil {
 		env := slices.Concat(opts.Env, []string{"SLURM_BITSTR_LEN=0"}) // or lists of tasks are cut short
 		opts.Command = func(ctx context.Context, stdout io.Writer, argv ...string) error {
+			if argv[0] == "sbatch" {
+				return command(ctx, slices.Concat(env, opts.JobEnv), stdout, argv)
+			}
 			return command(ctx, env, stdout, argv)
 		}
 	}

@@ -18,9 +18,10 @@ const requestTime = 2 * time.Minute
 
 // Files reads the files of a project from the index at a URL or in a folder. simpleURL gives the
 // repository from which to install a build, for a minor version of torch that may be empty.
-func Files(ctx context.Context, where, project string, log *slog.Logger) (files []*index.File, simpleURL func(built index.Coordinates, torch string) string, err error) {
+// transport carries the requests.
+func Files(ctx context.Context, where, project string, transport http.RoundTripper, log *slog.Logger) (files []*index.File, simpleURL func(built index.Coordinates, torch string) string, err error) {
 	if strings.Contains(where, "://") {
-		remote, err := index.OpenRemote(ctx, &http.Client{Timeout: requestTime}, where)
+		remote, err := index.OpenRemote(ctx, &http.Client{Transport: transport, Timeout: requestTime}, where)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -117,6 +117,14 @@ func Extract(text string) (clean string, found []URL) {
 	return clean, found
 }
 
+// Addresses returns the addresses in a text, as they stand there.
+func Addresses(text string) []string {
+	if !strings.Contains(text, "://") {
+		return nil
+	}
+	return reference().FindAllString(text, -1)
+}
+
 // Clean returns a text without the credentials of addresses in it.
 func Clean(text string) string {
 	clean, _ := Extract(text)

@@ -213,6 +213,14 @@ e2e-slurm: deps
 	@dev/scripts/sharedeps.sh
 	dev/scripts/e2e-slurm.sh run $(GO) test ./engine/slurm -run '$(or $(RUN),^TestE2E)' -parallel 8 -v -count=1 -timeout 2h
 
+## e2e-secrets: plant secrets in every address and variable, build on the host and in containers, publish, verify, and look for them everywhere
+.PHONY: e2e-secrets
+e2e-secrets: export KILN_E2E := secrets
+e2e-secrets: export KILN_REQUIRE := python,python3.11,git,podman,pidns
+e2e-secrets: deps
+	@dev/e2e/images.sh ci
+	$(GO) test ./dev/e2e -run '^TestE2ESecrets$$' -v -count=1 -timeout 1h
+
 ## e2e-audit: compare audits with auditwheel, cuobjdump and the loader (KILN_AUDIT_PYTHON, KILN_AUDIT_PYTHONS, KILN_CUOBJDUMP; RUN=TestX)
 .PHONY: e2e-audit
 e2e-audit: export KILN_E2E := audit

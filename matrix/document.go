@@ -185,7 +185,8 @@ type Package struct {
 // Source says where the source code of a package comes from. At most one of `index`, `git`,
 // `path` and `sdist` can be set; without any, it is the public package index.
 type Source struct {
-	// The URL of a package index (PEP 503) other than the public one.
+	// The URL of a package index (PEP 503) other than the public one. Credentials in this and in
+	// the other URLs of `source` are used and never written down.
 	//
 	//	index: https://mirror.example/simple/
 	Index Text `json:"index,omitempty"`
@@ -665,7 +666,7 @@ type PublishTarget struct {
 	//
 	//	s3: wheels
 	S3 Text `json:"s3,omitempty"`
-	// The URL of a kiln server. The token comes from KILN_TOKEN.
+	// The URL of a kiln server. The token comes from KILN_TOKEN, or from the URL.
 	//
 	//	kiln: "https://wheels.example.org/"
 	Kiln Text `json:"kiln,omitempty"`

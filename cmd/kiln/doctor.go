@@ -8,12 +8,14 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
@@ -82,6 +84,14 @@ func (a *app) doctor(ctx context.Context, f doctorFlags) error {
 		return err
 	}
 	report := machine.Examine(found, compat.Default())
+	if a.lookAt == nil && runtime.GOOS == "linux" {
+		if err := sandbox.HidesProcesses(); err != nil {
+			report.Problems = append(report.Problems, machine.Problem{
+				ID: "processes-visible", Severity: compat.Note, Fix: "build code that you do not trust with --runner podman or docker",
+				Message: fmt.Sprintf("rows that are built on the host see the other processes of this user, and what is in their environment: %v", err),
+			})
+		}
+	}
 	if f.asJSON {
 		err = a.printJSON(report)
 	} else {

@@ -19,8 +19,8 @@ import (
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/run"
+	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/sign"
 	"github.com/kiln-build/kiln/wheel"
 )

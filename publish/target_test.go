@@ -147,3 +147,33 @@ func TestKiln(t *testing.T) {
 		}
 	})
 }
+
+// TestKilnCredentials: those of the address let in, and no name and no error has them.
+func TestKilnCredentials(t *testing.T) {
+	var users []string
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, password, _ := r.BasicAuth()
+		users = append(users, user+":"+password)
+		http.Error(w, "no", http.StatusForbidden)
+	}))
+	defer web.Close()
+	credentials := &address.Store{}
+	name := credentials.Take("kiln:" + strings.Replace(web.URL, "://", "://__token__:planted@", 1))
+	target, err := publish.Open(name, publish.OpenOptions{Credentials: credentials, Getenv: func(string) string { return "" }, Projects: []string{"demo"}, Retry: publishtest.QuickRetry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = target.List(t.Context(), func(string) bool { return true })
+	if err == nil || strings.Contains(err.Error()+target.String()+name, "planted") {
+		t.Errorf("%s: %v", target, err)
+	}
+	if len(users) == 0 || users[0] != "__token__:planted" {
+		t.Errorf("the server saw %q", users)
+	}
+	_, err = publish.Open("s3:bucket", publish.OpenOptions{Credentials: credentials, Getenv: func(name string) string {
+		return map[string]string{"AWS_ENDPOINT_URL": "https://u:planted@s3.example"}[name]
+	}})
+	if err == nil || strings.Contains(err.Error(), "planted") {
+		t.Errorf("an endpoint with credentials: %v", err)
+	}
+}

@@ -18,8 +18,8 @@ import (
 	"github.com/klauspost/compress/flate"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/wheel"
 )

@@ -22,9 +22,9 @@ import (
 	"github.com/klauspost/compress/flate"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/audit/internal/table"
 	"github.com/kiln-build/kiln/compat"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/wheel"
 )
 

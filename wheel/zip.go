@@ -586,7 +586,7 @@ type watchedReader struct {
 
 func (r *watchedReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
-	if err != nil && err != io.EOF { //nolint:errorlint // Readers return io.EOF itself.
+	if err != nil && err != io.EOF { // Readers return io.EOF itself.
 		r.err = err
 	}
 	return n, err

@@ -135,9 +135,11 @@ func Main() (*Store, error) {
 				value = v
 			}
 		}
-		if err := os.Unsetenv(name); err == nil && value != "" {
+		err := os.Unsetenv(name)
+		if err == nil && value != "" {
 			err = os.Setenv(name, value)
-		} else if err != nil {
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

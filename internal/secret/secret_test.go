@@ -150,7 +150,11 @@ func TestTransport(t *testing.T) {
 	s := &secret.Store{}
 	address := s.Take(strings.Replace(server.URL, "://", "://user:p%40ss@", 1) + "/away?token=abc")
 	client := http.Client{Transport: s.Transport(http.DefaultTransport)}
-	resp, err := client.Get(address)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -551,7 +551,12 @@ func TestE2ESecrets(t *testing.T) {
 	kilntest.NeedE2E(t, "secrets")
 	h, s := newHunt(t)
 	h.needles = map[string][]string{}
-	token := strings.TrimSpace(h.must("serve", "token", "create", "--dir", "../store", "--project", "*"))
+	token := ""
+	for _, word := range strings.Fields(h.must("serve", "token", "create", "--dir", "../store", "--project", "*")) {
+		if strings.HasPrefix(word, "kiln_") {
+			token = word
+		}
+	}
 	planted["kiln"] = token
 	port := freePort(t)
 	address := "127.0.0.1:" + strconv.Itoa(port)

@@ -552,7 +552,7 @@ func TestE2ESecrets(t *testing.T) {
 	h, s := newHunt(t)
 	h.needles = map[string][]string{}
 	token := ""
-	for _, word := range strings.Fields(h.must("serve", "token", "create", "--dir", "../store", "--project", "*")) {
+	for word := range strings.FieldsSeq(h.must("serve", "token", "create", "--dir", "../store", "--project", "*")) {
 		if strings.HasPrefix(word, "kiln_") {
 			token = word
 		}

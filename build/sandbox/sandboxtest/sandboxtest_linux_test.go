@@ -65,7 +65,7 @@ func killGroup(driver *exec.Cmd) error { return syscall.Kill(-driver.Process.Pid
 
 func TestHost(t *testing.T) {
 	sandboxtest.Run(t, sandboxtest.Suite{
-		Sandboxes: sandboxes("host"), Driver: driver("host"), KillGroup: killGroup,
+		Sandboxes: sandboxes("host"), Hides: sandbox.HidesProcesses() == nil || kilntest.Required("pidns"), Driver: driver("host"), KillGroup: killGroup,
 		Left: func(t *testing.T, owner, _ string) []string {
 			t.Helper()
 			return processes(t, "KILN_BOX_OWNER="+owner)
@@ -123,7 +123,7 @@ func command(t *testing.T, argv ...string) string {
 
 func TestPodman(t *testing.T) {
 	sandboxtest.Run(t, sandboxtest.Suite{
-		Sandboxes: podman(t), Image: image, Isolated: true, Limits: true, Driver: driver("podman"), KillGroup: killGroup,
+		Sandboxes: podman(t), Image: image, Isolated: true, Hides: true, Limits: true, Driver: driver("podman"), KillGroup: killGroup,
 		Left: func(t *testing.T, owner, box string) []string {
 			t.Helper()
 			left := processes(t, "KILN_BOX_OWNER="+owner)

@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
@@ -26,8 +27,11 @@ func FuzzUnpackSdist(f *testing.F) {
 	tars, zips := tar.NewWriter(packed), zip.NewWriter(&z)
 	for _, m := range members {
 		h := &tar.Header{Name: m.name, Linkname: m.link, Mode: 0o644, Typeflag: tar.TypeReg}
-		if m.link != "" {
+		switch {
+		case m.link != "":
 			h.Typeflag = tar.TypeSymlink
+		case strings.HasSuffix(m.name, "/"):
+			h.Typeflag = tar.TypeDir
 		}
 		if err := tars.WriteHeader(h); err != nil {
 			f.Fatal(err)

@@ -243,8 +243,8 @@ func TestTerminalBuild(t *testing.T) {
 	row := "demo-1.0-cpu-cp" + strings.ReplaceAll(minor, ".", "") + "-linux_x86_64"
 	for _, args := range [][]string{{"build"}, {"logs", row}, {"status"}} {
 		got := onTerminal(t, dir, args...)
-		if args[0] == "status" && !strings.Contains(got, "u202e") {
-			got += "]0;pwn" // it need not say why
+		if args[0] != "logs" && strings.Contains(got, "failed") {
+			got += "]0;pwn" // which line they show as the reason is not the point
 		}
 		checkTerminal(t, got, args)
 	}

@@ -41,6 +41,9 @@ func (e notRegular) Is(target error) bool { return target == ErrNotRegular }
 func Open(path string) (*os.File, error) {
 	info, err := os.Stat(path)
 	if err != nil {
+		if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
+			pathErr.Op = "open" // what the caller wanted
+		}
 		return nil, err
 	}
 	if err := CheckRegular(info); err != nil {

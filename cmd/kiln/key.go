@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"strings"
 	"time"
 
@@ -34,7 +33,7 @@ it ever signed is good, since its holder can write any date. kiln verify --trust
 // from the variable NAME if it is env:NAME.
 func (a *app) readSigningKey(name string) (ed25519.PrivateKey, error) {
 	if variable, ok := strings.CutPrefix(name, "env:"); ok {
-		text := os.Getenv(variable)
+		text := a.secrets.Getenv(variable)
 		if text == "" {
 			return nil, fmt.Errorf("the variable %s is not set or empty", variable)
 		}

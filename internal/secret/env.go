@@ -22,7 +22,7 @@ var secretNames = []string{
 // secretPrefixes and secretEndings are names that others use for such values.
 var (
 	secretPrefixes = []string{"KILN_TOKEN_"}
-	secretEndings  = []string{"_TOKEN", "_PASSWORD", "_PASSWD", "_PASSPHRASE", "_SECRET", "_SECRET_KEY", "_ACCESS_KEY", "_API_KEY", "_PRIVATE_KEY"}
+	secretEndings  = []string{"_TOKEN", "_PASSWORD", "_PASSWD", "_PASSPHRASE", "_SECRET", "_SECRET_KEY", "_ACCESS_KEY", "_API_KEY", "_PRIVATE_KEY", "_SIGN_KEY", "_SIGNING_KEY"}
 )
 
 // isSecretName reports whether the value of a variable is a secret.

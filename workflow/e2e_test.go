@@ -23,6 +23,14 @@ func must(t testing.TB, err error) {
 // standIns are actions for a machine without GitHub: what a runner's service would do, with a
 // folder.
 var standIns = map[string]string{
+	// It keeps nothing: that is done after the job, which a composite action cannot.
+	"cache": `name: cache
+inputs: {path: {required: true}, key: {required: true}, restore-keys: {required: false}}
+runs:
+  using: composite
+  steps:
+    - {shell: bash, run: 'test -n "$CACHED" && test -n "$KEY"', env: {CACHED: "${{ inputs.path }}", KEY: "${{ inputs.key }}"}}
+`,
 	"checkout": `
 name: checkout
 inputs: {persist-credentials: {required: false}}

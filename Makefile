@@ -22,7 +22,7 @@ export KILN_PYTHON ?= $(CURDIR)/$(CACHE)/venv/bin/python
 export KILN_OLD_PIP_PYTHON ?= $(CURDIR)/$(CACHE)/venv-old-pip/bin/python
 export KILN_UV ?= $(CURDIR)/$(CACHE)/venv/bin/uv
 comma := ,
-export KILN_REQUIRE ?= actionlint,git,python,cc,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple,sigstore$(if $(CI),$(comma)podman$(comma)chromium$(comma)ccache)
+export KILN_REQUIRE ?= actionlint,git,python,cc,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple,sigstore$(if $(CI),$(comma)podman$(comma)chromium$(comma)ccache$(comma)mount$(comma)pidns)
 
 # Knobs, as in `make test PKG=./wheel/... RUN=TestVersion`.
 PKG ?= ./...

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/secret"
 )
 
@@ -42,7 +43,7 @@ func TestFindNetworkCredentials(t *testing.T) {
 	}
 	n = build.FindNetwork(t.Context(), "", []string{env[0], "HOME=" + home}, store)
 	if n.IndexURL == "" {
-		t.Skip("python3 has no pip")
+		kilntest.Lacking(t, "python", "python3 has no pip")
 	}
 	if n.IndexURL != "https://config.example/simple" || !strings.Contains(store.URL(n.IndexURL).Full(), "planted4") {
 		t.Error(n.IndexURL)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/run"
 )
 
@@ -159,7 +160,7 @@ func TestKill(t *testing.T) {
 // room again.
 func TestDiskFull(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("mounting a small file system needs root")
+		kilntest.Lacking(t, "mount", "mounting a small file system needs root")
 	}
 	dir := filepath.Join(t.TempDir(), "small")
 	if err := os.Mkdir(dir, 0o755); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/indextest"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // TestDiskFull adds a wheel to an index on a real disk that gets full at every possible moment.
@@ -19,7 +20,7 @@ import (
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=8m"); err != nil {
-		t.Skipf("mounting a small file system needs root: %v", err)
+		kilntest.Lacking(t, "mount", "mounting a small file system needs root: %v", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	store := openStore(t, filepath.Join(dir, "index"))

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -20,8 +21,10 @@ import (
 func (f *fixture) dialFrom(addr string) net.Conn {
 	f.t.Helper()
 	conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(addr)}}).DialContext(f.t.Context(), "tcp", f.http.Listener.Addr().String())
-	if err != nil {
-		f.t.Skipf("no connection from %s: %v", addr, err)
+	if err != nil && runtime.GOOS != "linux" {
+		f.t.Skipf("this system has the loopback address 127.0.0.1 alone: %v", err)
+	} else if err != nil {
+		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() { _ = conn.Close() })
 	return conn

@@ -8,12 +8,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 func tmpfs(t *testing.T, size string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("mounting a small file system needs root")
+		kilntest.Lacking(t, "mount", "mounting a small file system needs root")
 	}
 	dir := filepath.Join(t.TempDir(), "small")
 	if err := os.Mkdir(dir, 0o755); err != nil {

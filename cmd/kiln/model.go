@@ -29,8 +29,11 @@ text-generation interfaces load, and looks into such folders. reshard and diff t
 in safetensors files. Needs no GPU and no Python.`,
 		Example: "  kiln model compile --job work/ --out my-model-exl2-4.0bpw",
 	}
-	cmd.AddCommand(a.modelCompileCommand(), a.modelPlanCommand(), a.modelInspectCommand(), a.modelVerifyCommand(), a.modelSignCommand(),
-		a.modelReshardCommand(), a.modelDiffCommand())
+	var links exl2.Links
+	cmd.PersistentFlags().BoolVar((*bool)(&links), "follow-links", false,
+		"read files through links that lead out of a model's folder")
+	cmd.AddCommand(a.modelCompileCommand(&links), a.modelPlanCommand(&links), a.modelInspectCommand(&links),
+		a.modelVerifyCommand(&links), a.modelSignCommand(&links), a.modelReshardCommand(&links), a.modelDiffCommand(&links))
 	return cmd
 }
 
@@ -47,6 +50,7 @@ type compileFlags struct {
 	manifest        string
 	skip            []string
 	asJSON          bool
+	links           *exl2.Links
 }
 
 func (f *compileFlags) register(cmd *cobra.Command) {
@@ -112,7 +116,7 @@ func (f *compileFlags) plan(ctx context.Context) (*exl2.Plan, error) {
 	if opts.Names, err = shardNames(f.names); err != nil {
 		return nil, err
 	}
-	inventory, problems := exl2.ReadInventory(ctx, exl2.Options{WorkDir: f.job, JobFile: f.jobFile, ModelDir: f.model})
+	inventory, problems := exl2.ReadInventory(ctx, exl2.Options{WorkDir: f.job, JobFile: f.jobFile, ModelDir: f.model, Links: *f.links})
 	if inventory == nil {
 		return nil, problems.Err()
 	}
@@ -137,8 +141,8 @@ func (a *app) printProblems(err error, asJSON bool) error {
 	return fmt.Errorf("%s; nothing was written", units.Count(len(problems), "problem"))
 }
 
-func (a *app) modelPlanCommand() *cobra.Command {
-	var flags compileFlags
+func (a *app) modelPlanCommand(links *exl2.Links) *cobra.Command {
+	flags := compileFlags{links: links}
 	cmd := &cobra.Command{
 		Use:     "plan",
 		Short:   "Show what a compile would write, and everything that is missing",
@@ -159,8 +163,8 @@ func (a *app) modelPlanCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) modelCompileCommand() *cobra.Command {
-	var flags compileFlags
+func (a *app) modelCompileCommand(links *exl2.Links) *cobra.Command {
+	flags := compileFlags{links: links}
 	var dryRun, replace, strict, status bool
 	var hash string
 	cmd := &cobra.Command{
@@ -256,7 +260,7 @@ func (s *compileStatus) finish() {
 	}
 }
 
-func (a *app) modelInspectCommand() *cobra.Command {
+func (a *app) modelInspectCommand(links *exl2.Links) *cobra.Command {
 	var asJSON bool
 	var html string
 	cmd := &cobra.Command{
@@ -265,7 +269,7 @@ func (a *app) modelInspectCommand() *cobra.Command {
 		Example: "  kiln model inspect my-model-exl2 --html report.html",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			info, err := exl2.Inspect(cmd.Context(), args[0])
+			info, err := exl2.Inspect(cmd.Context(), args[0], *links)
 			if err != nil {
 				return err
 			}
@@ -299,7 +303,7 @@ func writeReport(path string, write func(io.Writer) error) error {
 	return fsx.WriteFile(path, page.Bytes(), 0o644)
 }
 
-func (a *app) modelVerifyCommand() *cobra.Command {
+func (a *app) modelVerifyCommand(links *exl2.Links) *cobra.Command {
 	var asJSON bool
 	var opts exl2.VerifyOptions
 	var trust trustFlags
@@ -331,6 +335,7 @@ signed by one of these keys, while it was valid.`,
 			}
 			progress := ui.NewProgress(a.stderr, a.err, filepath.Base(args[0]))
 			opts.Progress = func(p exl2.Progress) { progress.Set(p.Done, p.Total) }
+			opts.Links = *links
 			report, err := exl2.Verify(cmd.Context(), args[0], opts)
 			progress.Close()
 			if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/kiln-build/kiln/model/exl2"
 )
 
-func (a *app) modelDiffCommand() *cobra.Command {
+func (a *app) modelDiffCommand(links *exl2.Links) *cobra.Command {
 	var asJSON, all bool
 	var opts exl2.DiffOptions
 	cmd := &cobra.Command{
@@ -33,6 +33,7 @@ differs.`,
 			}
 			progress := ui.NewProgress(a.stderr, a.err, filepath.Base(args[0]))
 			opts.Progress = func(p exl2.Progress) { progress.Set(p.Done, p.Total) }
+			opts.Links = *links
 			d, err := exl2.Diff(cmd.Context(), args[0], args[1], opts)
 			progress.Close()
 			if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/kiln-build/kiln/model/exl2"
 )
 
-func (a *app) modelReshardCommand() *cobra.Command {
+func (a *app) modelReshardCommand(links *exl2.Links) *cobra.Command {
 	var out, size, names, hash string
 	var dryRun, replace, asJSON bool
 	cmd := &cobra.Command{
@@ -37,6 +37,7 @@ again after an interruption, it goes on where it stopped.`,
 			if replace && out == "" {
 				return errors.New("--replace is about the folder of --out; without --out the model's own folder is replaced")
 			}
+			opts.Links = *links
 			p, err := exl2.PlanReshard(cmd.Context(), args[0], opts)
 			if err != nil {
 				return a.printProblems(err, asJSON)

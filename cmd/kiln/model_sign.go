@@ -36,7 +36,7 @@ type modelStatement struct {
 	} `json:"predicate"`
 }
 
-func (a *app) modelSignCommand() *cobra.Command {
+func (a *app) modelSignCommand(links *exl2.Links) *cobra.Command {
 	var key, manifest string
 	cmd := &cobra.Command{
 		Use:   "sign FOLDER",
@@ -46,7 +46,7 @@ names beside the manifest: kiln-manifest.json.intoto.jsonl. Keys are those of ki
 		Example: "  kiln model sign my-model-exl2 --sign-key release.pem\n  kiln model verify my-model-exl2 --key release.pub",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.signModel(cmd.Context(), args[0], manifest, key)
+			return a.signModel(cmd.Context(), args[0], manifest, key, *links)
 		},
 	}
 	cmd.Flags().StringVar(&key, "sign-key", "", "a `file` with an Ed25519 key; - reads it from the standard input")
@@ -56,7 +56,7 @@ names beside the manifest: kiln-manifest.json.intoto.jsonl. Keys are those of ki
 	return cmd
 }
 
-func (a *app) signModel(ctx context.Context, dir, manifest, keyFile string) error {
+func (a *app) signModel(ctx context.Context, dir, manifest, keyFile string, links exl2.Links) error {
 	key, err := a.readSigningKey(keyFile)
 	if err != nil {
 		return fmt.Errorf("--sign-key: %w", err)
@@ -65,7 +65,7 @@ func (a *app) signModel(ctx context.Context, dir, manifest, keyFile string) erro
 	var text []byte
 	progress := ui.NewProgress(a.stderr, a.err, filepath.Base(dir))
 	report, err := exl2.Verify(ctx, dir, exl2.VerifyOptions{
-		ManifestPath: manifest, Progress: func(p exl2.Progress) { progress.Set(p.Done, p.Total) },
+		ManifestPath: manifest, Links: links, Progress: func(p exl2.Progress) { progress.Set(p.Done, p.Total) },
 		Signature: func(manifest []byte) (string, error) { text = manifest; return "", nil },
 	})
 	progress.Close()

@@ -26,6 +26,7 @@ import (
 type DiffOptions struct {
 	// Structure compares names, types, shapes and widths, and reads no weights.
 	Structure bool
+	Links     Links
 	// Progress is called with the bytes of tensors compared so far; nil means not at all.
 	Progress func(Progress)
 }
@@ -117,7 +118,7 @@ func Diff(ctx context.Context, a, b string, opts DiffOptions) (*Difference, erro
 	d := &Difference{Tensors: []TensorDiff{}, Widths: []WidthDiff{}, Config: []ConfigDiff{}, Files: []FileDiff{}}
 	var sides [2]*folder
 	for i, dir := range []string{a, b} {
-		m, err := openFolder(ctx, dir)
+		m, err := openFolder(ctx, dir, opts.Links)
 		if err == nil {
 			defer m.close()
 			err = m.readable()
@@ -132,7 +133,7 @@ func Diff(ctx context.Context, a, b string, opts DiffOptions) (*Difference, erro
 		return nil, err
 	}
 	d.diffWidths(sides)
-	if err := d.diffConfig(a, b); err != nil {
+	if err := d.diffConfig(a, b, opts.Links); err != nil {
 		return nil, err
 	}
 	return d, d.diffFiles(sides)
@@ -355,11 +356,11 @@ func (m *folder) layer(key string) *LayerForm {
 }
 
 // diffConfig compares config.json, if there is one.
-func (d *Difference) diffConfig(a, b string) error {
+func (d *Difference) diffConfig(a, b string, links Links) error {
 	var roots [2]*value
 	for i, dir := range []string{a, b} {
 		path := filepath.Join(dir, ConfigFile)
-		text, err := readSmall(path, maxConfigBytes)
+		text, err := links.readSmall(path, maxConfigBytes)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -68,7 +68,7 @@ func TestExtrasOfAnyType(t *testing.T) {
 	if _, err := Write(t.Context(), p, WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := openModelDir(t.Context(), fx.out)
+	d, err := openModelDir(t.Context(), fx.out, InnerLinks)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,13 +22,23 @@ const (
 	maxManifestBytes = 1 << 30
 )
 
-// openRegular opens a file of a folder that belongs to the user's model. Anything but a regular
-// file is refused without opening it, because that would wait for a writer (a named pipe) or have
-// effects (a device). A link is followed if it stays in its folder, or leads from a snapshot of the
-// Hugging Face cache to its blobs; one that leads elsewhere could bring any file of this machine
-// into a model that is published.
-func openRegular(path string) (*os.File, fs.FileInfo, error) {
-	if _, err := statRegular(path); err != nil {
+// Links says which links in the folders of a model are followed. A link that leads elsewhere could
+// bring any file of this machine into a model that is published.
+type Links bool
+
+const (
+	// InnerLinks follows links that stay in their folder, or lead from a snapshot of the Hugging
+	// Face cache to its blobs.
+	InnerLinks Links = false
+	// AllLinks follows links to any regular file.
+	AllLinks Links = true
+)
+
+// open opens a file of a folder that belongs to the user's model. Anything but a regular file is
+// refused without opening it, because that would wait for a writer (a named pipe) or have effects
+// (a device).
+func (l Links) open(path string) (*os.File, fs.FileInfo, error) {
+	if _, err := l.stat(path); err != nil {
 		return nil, nil, err
 	}
 	f, err := fsx.Open(path)
@@ -42,11 +52,11 @@ func openRegular(path string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// statRegular checks what openRegular would open.
-func statRegular(path string) (fs.FileInfo, error) {
+// stat checks what open would open.
+func (l Links) stat(path string) (fs.FileInfo, error) {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode()&fs.ModeSymlink != 0 {
-		if info, err = os.Stat(path); err == nil {
+		if info, err = os.Stat(path); err == nil && l != AllLinks {
 			err = checkLink(path)
 		}
 	}
@@ -74,7 +84,7 @@ func checkLink(path string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("is a link to %s, outside of its folder; put the file itself into the folder", target)
+	return fmt.Errorf("is a link to %s, outside of its folder; put the file itself into the folder, or give --follow-links", target)
 }
 
 // reason leaves out the path, which problems have anyway.
@@ -86,8 +96,8 @@ func reason(err error) error {
 }
 
 // readSmall reads a whole file of at most limit bytes.
-func readSmall(path string, limit int64) ([]byte, error) {
-	f, info, err := openRegular(path)
+func (l Links) readSmall(path string, limit int64) ([]byte, error) {
+	f, info, err := l.open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -107,8 +117,8 @@ type scanned struct {
 
 // open opens the file and reads its header. It returns nil if there is an error. The caller closes
 // the file.
-func (s *scanned) open() *os.File {
-	f, info, err := openRegular(s.input.Path)
+func (s *scanned) open(links Links) *os.File {
+	f, info, err := links.open(s.input.Path)
 	if err != nil {
 		s.err = err
 		return nil

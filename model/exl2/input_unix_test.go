@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -61,6 +62,91 @@ func TestRefusedInputs(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestAllLinks moves every file of a job and its model elsewhere and leaves links. With AllLinks the
+// result is that of the files themselves; a link to a device is refused still.
+func TestAllLinks(t *testing.T) {
+	fx := &fixture{Seed: 7, Arch: "LlamaForCausalLM", Limit: 1, Plain: true}
+	fx.make(t, t.TempDir())
+	if err := compileFixture(t, fx, PlanOptions{}, WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	moveAway(t, fx.work)
+	moveAway(t, fx.model)
+	if _, ps := ReadInventory(t.Context(), Options{WorkDir: fx.work}); !strings.Contains(ps.Error(), "--follow-links") {
+		t.Errorf("want a hint at --follow-links, got %v", ps)
+	}
+	inv, ps := ReadInventory(t.Context(), Options{WorkDir: fx.work, Links: AllLinks})
+	if err := ps.Err(); err != nil {
+		t.Fatal(err)
+	}
+	linked := filepath.Join(t.TempDir(), "linked")
+	p, err := inv.Plan(PlanOptions{Out: linked})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Write(t.Context(), p, WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if d := diffDirs(t, fx.out, linked); d != "" {
+		t.Error(d)
+	}
+
+	// The finished model behind links: verified, inspected, compared and resharded alike.
+	moveAway(t, linked)
+	if rep, err := Verify(t.Context(), linked, VerifyOptions{}); err == nil && rep.OK() {
+		t.Error("links out of the folder verify")
+	}
+	rep, err := Verify(t.Context(), linked, VerifyOptions{Links: AllLinks, ModelDir: fx.model})
+	if err != nil || !rep.OK() {
+		t.Errorf("%v, %v", err, rep)
+	}
+	if info, err := Inspect(t.Context(), linked, AllLinks); err != nil || len(info.Problems) > 0 {
+		t.Errorf("%v, %v", err, info)
+	}
+	if d, err := Diff(t.Context(), fx.out, linked, DiffOptions{Links: AllLinks}); err != nil || !d.Same() {
+		t.Errorf("%v, %v", err, d)
+	}
+	out := filepath.Join(t.TempDir(), "resharded")
+	if p, err = PlanReshard(t.Context(), linked, ReshardOptions{Out: out, ShardBytes: 1 << 16, Links: AllLinks}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Write(t.Context(), p, WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := Diff(t.Context(), fx.out, out, DiffOptions{}); err != nil || len(d.Tensors) > 0 {
+		t.Errorf("%v, %v", err, d)
+	}
+
+	path := filepath.Join(fx.model, "tokenizer.json")
+	if err := errors.Join(os.Remove(path), os.Symlink("/dev/zero", path)); err != nil {
+		t.Fatal(err)
+	}
+	if inv, ps = ReadInventory(t.Context(), Options{WorkDir: fx.work, Links: AllLinks}); ps.Err() == nil {
+		_, err = inv.Plan(PlanOptions{Out: out})
+	}
+	if err = errors.Join(ps.Err(), err); err == nil || !strings.Contains(err.Error(), "is a") {
+		t.Errorf("a device is taken: %v", err)
+	}
+}
+
+// moveAway moves the files of a folder to another and leaves links to them.
+func moveAway(t *testing.T, dir string) {
+	t.Helper()
+	away := t.TempDir()
+	n := 0
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		n++
+		target := filepath.Join(away, strconv.Itoa(n))
+		return errors.Join(os.Rename(path, target), os.Symlink(target, path))
+	})
+	if err != nil || n == 0 {
+		t.Fatalf("%d files moved: %v", n, err)
 	}
 }
 

@@ -104,14 +104,14 @@ var (
 // Inspect reads the headers, group tables and permutations of a compiled model, by kiln or by
 // another program. What it cannot make sense of is in Info.Problems; the error is for a folder that
 // cannot be read or has no model.
-func Inspect(ctx context.Context, dir string) (*Info, error) {
-	d, err := openModelDir(ctx, dir)
+func Inspect(ctx context.Context, dir string, links Links) (*Info, error) {
+	d, err := openModelDir(ctx, dir, links)
 	if err != nil {
 		return nil, fmt.Errorf("inspect %s: %w", dir, err)
 	}
 	defer d.close()
 	info := &Info{Dir: dir, Problems: d.problems}
-	if config, err := readSmall(filepath.Join(dir, ConfigFile), maxConfigBytes); err == nil {
+	if config, err := links.readSmall(filepath.Join(dir, ConfigFile), maxConfigBytes); err == nil {
 		info.readConfig(config)
 	}
 	for _, f := range d.index.files {
@@ -219,21 +219,22 @@ func cutLast(key string) (before, after string, ok bool) {
 
 // modelDir is a folder with a compiled model, opened for reading by tensor name.
 type modelDir struct {
+	links    Links
 	index    *sourceIndex
 	others   []sourceFile
 	files    map[int]*os.File
 	problems Problems
 }
 
-func openModelDir(ctx context.Context, dir string) (*modelDir, error) {
-	files, others, err := scanModel(ctx, dir, 2*runtime.GOMAXPROCS(0))
+func openModelDir(ctx context.Context, dir string, links Links) (*modelDir, error) {
+	files, others, err := scanModel(ctx, dir, links, 2*runtime.GOMAXPROCS(0))
 	if err != nil {
 		return nil, err
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("no *.safetensors file")
 	}
-	d := &modelDir{others: others, files: map[int]*os.File{}}
+	d := &modelDir{links: links, others: others, files: map[int]*os.File{}}
 	var notices []string
 	d.index, notices, d.problems = indexSource(files, findArchitecture(fallbackArchitecture)) // whose keymap is empty
 	for _, n := range notices {
@@ -265,7 +266,7 @@ func (d *modelDir) open(t *sourceTensor) (io.Reader, error) {
 	f := d.files[t.file]
 	if f == nil {
 		var err error
-		if f, _, err = openRegular(d.index.files[t.file].input.Path); err != nil {
+		if f, _, err = d.links.open(d.index.files[t.file].input.Path); err != nil {
 			return nil, err
 		}
 		d.files[t.file] = f

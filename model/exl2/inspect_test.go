@@ -23,7 +23,7 @@ func TestInspect(t *testing.T) {
 	if err := compileFixture(t, fx, PlanOptions{}, WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	info, err := Inspect(t.Context(), fx.out)
+	info, err := Inspect(t.Context(), fx.out, InnerLinks)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestInspect(t *testing.T) {
 	if _, err := json.Marshal(info); err != nil {
 		t.Error(err)
 	}
-	if _, err := Inspect(t.Context(), t.TempDir()); err == nil {
+	if _, err := Inspect(t.Context(), t.TempDir(), InnerLinks); err == nil {
 		t.Error("an empty folder is a model")
 	}
 }

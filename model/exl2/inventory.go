@@ -27,6 +27,7 @@ type Options struct {
 	ModelDir string
 	// JobFile is read instead of the job_new.json in WorkDir, if it is given.
 	JobFile string
+	Links   Links
 	// Workers is how many files are looked at at the same time; 0 means two for each processor.
 	Workers int
 }
@@ -124,7 +125,7 @@ func ReadInventory(ctx context.Context, opts Options) (*Inventory, Problems) {
 	if opts.JobFile == "" {
 		opts.JobFile = filepath.Join(opts.WorkDir, JobFile)
 	}
-	job, ps := readJob(opts.JobFile, opts.WorkDir)
+	job, ps := readJob(opts.JobFile, opts.WorkDir, opts.Links)
 	if job == nil {
 		return nil, ps
 	}
@@ -139,10 +140,10 @@ func ReadInventory(ctx context.Context, opts Options) (*Inventory, Problems) {
 		inv.Problems.add(BadJob, opts.JobFile, "in_dir", "the job names no source model; give one")
 		return nil, inv.Problems
 	}
-	if !inv.readConfig() {
+	if !inv.readConfig(opts.Links) {
 		return nil, inv.Problems
 	}
-	sources, ok := inv.readSource(ctx, opts.Workers)
+	sources, ok := inv.readSource(ctx, opts)
 	if !ok {
 		return nil, inv.Problems
 	}
@@ -153,9 +154,9 @@ func ReadInventory(ctx context.Context, opts Options) (*Inventory, Problems) {
 	return inv, inv.Problems
 }
 
-func (inv *Inventory) readConfig() bool {
+func (inv *Inventory) readConfig(links Links) bool {
 	path := filepath.Join(inv.ModelDir, ConfigFile)
-	data, err := readSmall(path, maxConfigBytes)
+	data, err := links.readSmall(path, maxConfigBytes)
 	if err != nil {
 		kind := BadConfig
 		if errors.Is(err, fs.ErrNotExist) {
@@ -199,7 +200,7 @@ func isTensorFile(name string) bool {
 // scanModel lists a model folder: tensor files with their headers, and the other files. A file that
 // must not be read has only its error. Folders are left out, and so are links to them and links to
 // nothing.
-func scanModel(ctx context.Context, dir string, workers int) ([]scanned, []sourceFile, error) {
+func scanModel(ctx context.Context, dir string, links Links, workers int) ([]scanned, []sourceFile, error) {
 	entries, err := os.ReadDir(dir) // sorted by name
 	if err != nil {
 		return nil, nil, err
@@ -216,7 +217,7 @@ func scanModel(ctx context.Context, dir string, workers int) ([]scanned, []sourc
 			continue
 		}
 		f := sourceFile{name: e.Name(), input: in}
-		info, err := statRegular(in.Path)
+		info, err := links.stat(in.Path)
 		if err != nil {
 			f.err = err
 		} else {
@@ -226,15 +227,15 @@ func scanModel(ctx context.Context, dir string, workers int) ([]scanned, []sourc
 		others = append(others, f)
 	}
 	parallel(ctx, workers, len(tensors), func(i int) {
-		if f := tensors[i].open(); f != nil {
+		if f := tensors[i].open(links); f != nil {
 			f.Close() //nolint:errcheck // only read
 		}
 	})
 	return tensors, others, ctx.Err()
 }
 
-func (inv *Inventory) readSource(ctx context.Context, workers int) (*sourceIndex, bool) {
-	files, others, err := scanModel(ctx, inv.ModelDir, workers)
+func (inv *Inventory) readSource(ctx context.Context, opts Options) (*sourceIndex, bool) {
+	files, others, err := scanModel(ctx, inv.ModelDir, opts.Links, opts.Workers)
 	if err != nil {
 		inv.Problems.add(BadFile, inv.ModelDir, "", "%v", err)
 		return nil, false
@@ -328,7 +329,7 @@ func (inv *Inventory) readModules(ctx context.Context, opts Options, source *sou
 	} else {
 		parallel(ctx, opts.Workers, len(parts), func(i int) {
 			l := &layers[i]
-			l.scanned, l.m, l.ps = readLayer(dir, parts[i].key)
+			l.scanned, l.m, l.ps = readLayer(dir, parts[i].key, opts.Links)
 		})
 	}
 	versions := layerVersions{}
@@ -409,10 +410,10 @@ func copied(t safetensors.Tensor, h *safetensors.Header, input int) Tensor {
 }
 
 // readLayer reads the file of one quantized layer.
-func readLayer(dir, key string) (s scanned, m quant.LayerInfo, ps Problems) {
+func readLayer(dir, key string, links Links) (s scanned, m quant.LayerInfo, ps Problems) {
 	path := filepath.Join(dir, key+".safetensors")
 	s.input = Input{Path: path, Name: "out_tensor/" + key + ".safetensors"}
-	f := s.open()
+	f := s.open(links)
 	if f == nil {
 		if errors.Is(s.err, fs.ErrNotExist) {
 			ps.add(MissingFile, path, "", "the quantized layer is missing")

@@ -44,8 +44,8 @@ var progressBefore = map[string]bool{
 }
 
 // readJob reads the job of a working directory from a file that need not be in it.
-func readJob(path, workDir string) (*Job, Problems) {
-	data, err := readSmall(path, maxJobBytes)
+func readJob(path, workDir string, links Links) (*Job, Problems) {
+	data, err := links.readSmall(path, maxJobBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, Problems{{Kind: MissingFile, File: path, Message: "no job here; this is the working directory (-o) of the converter"}}
 	}

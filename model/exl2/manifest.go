@@ -112,13 +112,13 @@ func (m *Manifest) encode() ([]byte, error) {
 
 // ReadManifest reads a manifest file.
 func ReadManifest(path string) (*Manifest, error) {
-	m, _, err := readManifest(path)
+	m, _, err := readManifest(path, InnerLinks)
 	return m, err
 }
 
 // readManifest returns the bytes too, which a signature is about.
-func readManifest(path string) (*Manifest, []byte, error) {
-	data, err := readSmall(path, maxManifestBytes)
+func readManifest(path string, links Links) (*Manifest, []byte, error) {
+	data, err := links.readSmall(path, maxManifestBytes)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read manifest %s: %w", path, err)
 	}

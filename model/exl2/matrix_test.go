@@ -99,7 +99,7 @@ func TestBorderlineMatrices(t *testing.T) {
 			if err := writeSafetensors(path, tensors, false); err != nil {
 				t.Fatal(err)
 			}
-			info, err := Inspect(t.Context(), dir)
+			info, err := Inspect(t.Context(), dir, InnerLinks)
 			if err != nil {
 				t.Fatal(err)
 			}

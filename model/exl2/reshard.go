@@ -33,6 +33,7 @@ type ReshardOptions struct {
 	ShardBytes int64
 	// Names is ModelNames unless set. A single shard has no number.
 	Names Names
+	Links Links
 }
 
 // PlanReshard plans other shards for a model in safetensors files, quantized or not. Tensors are
@@ -48,7 +49,7 @@ func PlanReshard(ctx context.Context, dir string, opts ReshardOptions) (*Plan, e
 	if opts.ShardBytes == 0 {
 		return nil, errors.New("plan: no shard size")
 	}
-	m, err := openFolder(ctx, dir)
+	m, err := openFolder(ctx, dir, opts.Links)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", dir, err)
 	}
@@ -75,7 +76,7 @@ func PlanReshard(ctx context.Context, dir string, opts ReshardOptions) (*Plan, e
 	if err := ps.Err(); err != nil {
 		return nil, err
 	}
-	if err := p.readManifest(dir); err != nil {
+	if err := p.readManifest(dir, opts.Links); err != nil {
 		return nil, err
 	}
 	if err := p.cut(m, cmp.Or(opts.Names, ModelNames)); err != nil {
@@ -117,12 +118,12 @@ type folder struct {
 type duplicate struct{ first, second sourceTensor }
 
 // openFolder reads the headers of a model.
-func openFolder(ctx context.Context, dir string) (*folder, error) {
-	files, others, err := scanModel(ctx, dir, 2*runtime.GOMAXPROCS(0))
+func openFolder(ctx context.Context, dir string, links Links) (*folder, error) {
+	files, others, err := scanModel(ctx, dir, links, 2*runtime.GOMAXPROCS(0))
 	if err != nil {
 		return nil, err
 	}
-	m := &folder{modelDir: modelDir{others: others, files: map[int]*os.File{}}}
+	m := &folder{modelDir: modelDir{links: links, others: others, files: map[int]*os.File{}}}
 	if files, err = m.choose(dir, files); err != nil {
 		return nil, err
 	}
@@ -150,7 +151,7 @@ func openFolder(ctx context.Context, dir string) (*folder, error) {
 
 // choose returns the files that the index names, if there is one that belongs to the folder.
 func (m *folder) choose(dir string, files []scanned) ([]scanned, error) {
-	text, err := readSmall(filepath.Join(dir, IndexFile), safetensors.MaxHeaderSize)
+	text, err := m.links.readSmall(filepath.Join(dir, IndexFile), safetensors.MaxHeaderSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return files, nil
 	}
@@ -204,7 +205,7 @@ func (m *folder) choose(dir string, files []scanned) ([]scanned, error) {
 // architecture is what config.json says, or empty.
 func (m *folder) architecture(dir string) string {
 	var info Info
-	if config, err := readSmall(filepath.Join(dir, ConfigFile), maxConfigBytes); err == nil {
+	if config, err := m.links.readSmall(filepath.Join(dir, ConfigFile), maxConfigBytes); err == nil {
 		info.readConfig(config)
 	}
 	return info.Architecture
@@ -260,12 +261,12 @@ func equal(x, y io.Reader, a, b []byte) (bool, error) {
 }
 
 // readManifest takes the digests that tensors must have, and makes the plan write a new manifest.
-func (p *Plan) readManifest(dir string) error {
+func (p *Plan) readManifest(dir string, links Links) error {
 	path := filepath.Join(dir, ManifestName)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	m, err := ReadManifest(path)
+	m, _, err := readManifest(path, links)
 	if err != nil {
 		return err
 	}
@@ -381,11 +382,11 @@ func (p *Plan) addOthers(m *folder, dir string) (ps Problems) {
 		case top && shards[name]:
 			ps.add(BadOutput, path, "", "is no part of the model and has the name of a new shard; move it away, or choose other names")
 		case p.InPlace:
-			return p.keep(path, name, e)
+			return p.keep(path, name, e, m.links)
 		case e.IsDir() && strings.HasPrefix(e.Name(), "."):
 			return fs.SkipDir // of version control, and caches
 		case !e.IsDir():
-			ps = append(ps, p.copyOther(path, name)...)
+			ps = append(ps, p.copyOther(path, name, m.links)...)
 		}
 		return nil
 	})
@@ -400,7 +401,7 @@ func (p *Plan) addOthers(m *folder, dir string) (ps Problems) {
 }
 
 // keep plans another name for a file of the folder that is about to be replaced.
-func (p *Plan) keep(path, name string, e fs.DirEntry) error {
+func (p *Plan) keep(path, name string, e fs.DirEntry, links Links) error {
 	info, err := e.Info()
 	if err != nil {
 		return err
@@ -412,7 +413,7 @@ func (p *Plan) keep(path, name string, e fs.DirEntry) error {
 	case info.IsDir():
 		f.unlisted = true
 	case info.Mode()&fs.ModeSymlink != 0:
-		if target, err := statRegular(path); err == nil {
+		if target, err := links.stat(path); err == nil {
 			f.Size = target.Size()
 		} else {
 			f.unlisted = true
@@ -425,11 +426,11 @@ func (p *Plan) keep(path, name string, e fs.DirEntry) error {
 }
 
 // copyOther plans a copy of a file.
-func (p *Plan) copyOther(path, name string) (ps Problems) {
+func (p *Plan) copyOther(path, name string, links Links) (ps Problems) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return nil // a link to a folder
 	}
-	info, err := statRegular(path)
+	info, err := links.stat(path)
 	if err != nil {
 		ps.add(BadFile, path, "", "%v", err)
 		return ps
@@ -459,7 +460,7 @@ func (p *Plan) same(m *folder) bool {
 	if i := slices.IndexFunc(p.Files, func(f File) bool { return f.Action == actionIndex }); i >= 0 {
 		want = p.Files[i].content
 	}
-	got, err := readSmall(filepath.Join(p.Out, IndexFile), safetensors.MaxHeaderSize)
+	got, err := m.links.readSmall(filepath.Join(p.Out, IndexFile), safetensors.MaxHeaderSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -514,7 +515,7 @@ func (w *writer) link(f *File) (sum string, err error) {
 
 // copyFile copies content, permission bits and time of modification.
 func copyFile(to, from string) error {
-	src, info, err := openRegular(from)
+	src, info, err := InnerLinks.open(from)
 	if err != nil {
 		return err
 	}

@@ -32,6 +32,7 @@ type VerifyOptions struct {
 	// Signature, if set, says who signed the bytes of a manifest; its error is a problem of the
 	// model. Without digests there is nothing that a signature could cover, so Structure excludes it.
 	Signature func(manifest []byte) (signer string, err error)
+	Links     Links
 	// Progress is called with the bytes hashed so far; nil means not at all.
 	Progress func(Progress)
 }
@@ -58,7 +59,7 @@ func (r *Report) OK() bool { return len(r.Problems) == 0 }
 // check that could not be carried out.
 func Verify(ctx context.Context, dir string, opts VerifyOptions) (*Report, error) {
 	rep := &Report{Dir: dir}
-	d, err := openModelDir(ctx, dir)
+	d, err := openModelDir(ctx, dir, opts.Links)
 	if err != nil {
 		return nil, fmt.Errorf("verify %s: %w", dir, err)
 	}
@@ -72,7 +73,7 @@ func Verify(ctx context.Context, dir string, opts VerifyOptions) (*Report, error
 		}
 	}
 	if opts.ManifestPath != "" {
-		m, data, err := readManifest(opts.ManifestPath)
+		m, data, err := readManifest(opts.ManifestPath, opts.Links)
 		if err != nil {
 			return nil, fmt.Errorf("verify %s: %w", dir, err)
 		}
@@ -146,7 +147,7 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 		}
 	}
 	parallel(ctx, runtime.GOMAXPROCS(0), len(m.Files), func(i int) {
-		ps, tensors, err := verifyFile(ctx, r.Dir, m.Files[i], byFile[m.Files[i].Name], opts.Structure, advance)
+		ps, tensors, err := verifyFile(ctx, r.Dir, m.Files[i], byFile[m.Files[i].Name], opts, advance)
 		mu.Lock()
 		defer mu.Unlock()
 		found[i] = ps
@@ -168,8 +169,8 @@ func (r *Report) checkManifest(ctx context.Context, d *modelDir, m *Manifest, op
 
 // verifyFile compares one file and its tensors with the manifest, and says how many bytes it has
 // read on the way.
-func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []ManifestTensor, structure bool, advance func(int64)) (ps Problems, n int, err error) {
-	f, info, err := openRegular(filepath.Join(dir, want.Name))
+func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []ManifestTensor, opts VerifyOptions, advance func(int64)) (ps Problems, n int, err error) {
+	f, info, err := opts.Links.open(filepath.Join(dir, want.Name))
 	if errors.Is(err, fs.ErrNotExist) {
 		ps.add(MissingFile, want.Name, "", "in the manifest, not in the folder")
 		return ps, 0, nil
@@ -183,7 +184,7 @@ func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []Ma
 		ps.add(Mismatch, want.Name, "", "%d bytes, want %d", info.Size(), want.Size)
 		return ps, 0, nil
 	}
-	if structure || want.SHA256 == "" {
+	if opts.Structure || want.SHA256 == "" {
 		return nil, len(tensors), nil
 	}
 	slices.SortFunc(tensors, func(a, b ManifestTensor) int {
@@ -219,7 +220,7 @@ func verifyFile(ctx context.Context, dir string, want ManifestFile, tensors []Ma
 
 // checkIndex compares an index file, if there is one, with the tensor files.
 func (r *Report) checkIndex(d *modelDir) {
-	data, err := readSmall(filepath.Join(r.Dir, IndexFile), safetensors.MaxHeaderSize)
+	data, err := d.links.readSmall(filepath.Join(r.Dir, IndexFile), safetensors.MaxHeaderSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -254,7 +255,7 @@ func (r *Report) checkIndex(d *modelDir) {
 
 // checkModel checks that the model has everything its configuration asks for.
 func (r *Report) checkModel(ctx context.Context, d *modelDir, opts VerifyOptions) error {
-	config, err := readSmall(filepath.Join(r.Dir, ConfigFile), maxConfigBytes)
+	config, err := d.links.readSmall(filepath.Join(r.Dir, ConfigFile), maxConfigBytes)
 	if err != nil {
 		kind := BadConfig
 		if errors.Is(err, fs.ErrNotExist) {
@@ -312,7 +313,7 @@ func (r *Report) checkModel(ctx context.Context, d *modelDir, opts VerifyOptions
 
 // checkSource converts the float tensors of the source model again and compares.
 func (r *Report) checkSource(ctx context.Context, d *modelDir, m *model, dir string) error {
-	files, _, err := scanModel(ctx, dir, 2*runtime.GOMAXPROCS(0))
+	files, _, err := scanModel(ctx, dir, d.links, 2*runtime.GOMAXPROCS(0))
 	if err != nil {
 		return err
 	}

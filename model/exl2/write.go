@@ -630,9 +630,10 @@ func (w *writer) publish(out string) (removed []string, err error) {
 	return removed, fsx.SyncDir(out)
 }
 
-// openInput opens an input and makes sure that it is the file that was planned.
+// openInput opens an input and makes sure that it is the file that was planned. The plan has decided
+// about links.
 func openInput(in Input) (*os.File, error) {
-	f, info, err := openRegular(in.Path)
+	f, info, err := AllLinks.open(in.Path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", in.Path, err)
 	}

@@ -248,19 +248,11 @@ func (e *environment) installer(ctx context.Context) error {
 	key := sha256.Sum256([]byte(a.facts.PythonFull + "\n" + a.facts.Executable + "\n" + box.Image() + "\n" + e.interpreter.SHA256))
 	dir := filepath.Join(a.builder.cacheDir(), "pip-"+hex.EncodeToString(key[:8]))
 	e.pipHome = dir
-	lock, err := fsx.Lock(ctx, dir+".lock")
-	if err != nil {
-		return err
-	}
-	defer lock.Unlock() //nolint:errcheck // nothing was written under it
-	if _, err := os.Stat(dir); err == nil {
-		return nil
-	}
-	temp, err := fsx.MkdirTemp(dir)
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(temp)
+	return fsx.MakeDirOnce(ctx, dir, func(temp string) error { return e.makePip(ctx, temp) })
+}
+
+func (e *environment) makePip(ctx context.Context, dir string) error {
+	a, box := e.attempt, e.box
 	env := a.baseEnv(box)
 	proxies := a.netEnv(box, env)
 	args, secrets, err := a.pipAccess(box, e.scripts, append(a.indexArgs(), "pip"))
@@ -268,9 +260,9 @@ func (e *environment) installer(ctx context.Context) error {
 		return err
 	}
 	for _, cmd := range []sandbox.Command{
-		{Argv: []string{e.python, "-I", "-m", "venv", box.Inside(temp)}},
+		{Argv: []string{e.python, "-I", "-m", "venv", box.Inside(dir)}},
 		{
-			Argv:    append([]string{venvPython(box, temp), "-m", "pip", "install", "--upgrade"}, args...),
+			Argv:    append([]string{venvPython(box, dir), "-m", "pip", "install", "--upgrade"}, args...),
 			Secrets: slices.Concat(proxies, secrets), Network: true,
 		},
 	} {
@@ -279,7 +271,7 @@ func (e *environment) installer(ctx context.Context) error {
 			return err
 		}
 	}
-	return fsx.RenameDir(temp, dir, fsx.RenameDirOptions{})
+	return nil
 }
 
 // holdTorch returns pip arguments that keep the installed torch as it is.

@@ -242,31 +242,12 @@ func (s *sources) download(ctx context.Context, source record.Source) (string, e
 	if source.Submodules {
 		kept += "-submodules"
 	}
-	if err := os.MkdirAll(s.cache, 0o777); err != nil {
-		return "", err
-	}
-	lock, err := fsx.Lock(ctx, kept+".lock")
-	if err != nil {
-		return "", err
-	}
-	defer lock.Unlock() //nolint:errcheck // nothing was written under it
-	if _, err := os.Stat(kept); err == nil {
-		return kept, nil
-	}
-	temp, err := fsx.MkdirTemp(kept)
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(temp)
-	if source.Kind == "git" {
-		err = s.clone(ctx, source, temp)
-	} else {
-		err = s.getFile(ctx, source, filepath.Join(temp, source.File))
-	}
-	if err != nil {
-		return "", err
-	}
-	return kept, fsx.RenameDir(temp, kept, fsx.RenameDirOptions{})
+	return kept, fsx.MakeDirOnce(ctx, kept, func(temp string) error {
+		if source.Kind == "git" {
+			return s.clone(ctx, source, temp)
+		}
+		return s.getFile(ctx, source, filepath.Join(temp, source.File))
+	})
 }
 
 func (s *sources) getFile(ctx context.Context, source record.Source, to string) error {

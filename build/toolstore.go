@@ -84,30 +84,12 @@ func (s *toolStore) program(ctx context.Context, name, libc string) (string, err
 		return "", fmt.Errorf("kiln has no %s for %s %s with %s", name, runtime.GOOS, runtime.GOARCH, libc)
 	}
 	dir := filepath.Join(s.dir, "programs", name+"-"+p.version+"-"+file.sha256[:12])
-	target := filepath.Join(dir, name)
-	if _, err := os.Stat(target); err == nil {
-		return target, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
-		return "", err
-	}
-	lock, err := fsx.Lock(ctx, dir+".lock")
-	if err != nil {
-		return "", err
-	}
-	defer lock.Unlock() //nolint:errcheck // nothing was written under it
-	if _, err := os.Stat(target); err == nil {
-		return target, nil
-	}
-	temp, err := fsx.MkdirTemp(dir)
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(temp)
-	if err := s.fetchProgram(ctx, name, p.project, file, temp); err != nil {
-		return "", fmt.Errorf("fetch %s %s: %w", name, p.version, err)
-	}
-	return target, fsx.RenameDir(temp, dir, fsx.RenameDirOptions{})
+	return filepath.Join(dir, name), fsx.MakeDirOnce(ctx, dir, func(temp string) error {
+		if err := s.fetchProgram(ctx, name, p.project, file, temp); err != nil {
+			return fmt.Errorf("fetch %s %s: %w", name, p.version, err)
+		}
+		return nil
+	})
 }
 
 func (s *toolStore) fetchProgram(ctx context.Context, name, project string, file pinnedFile, dir string) error {

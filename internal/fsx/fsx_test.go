@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 
@@ -489,5 +491,37 @@ func TestSHA256(t *testing.T) {
 	}
 	if sum, _, err := fsx.SHA256(filepath.Dir(path)); sum != "" || err == nil {
 		t.Errorf("a folder: %q, %v", sum, err)
+	}
+}
+
+func TestMakeDirOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store", "tool")
+	failed := errors.New("no network")
+	if err := fsx.MakeDirOnce(t.Context(), path, func(temp string) error {
+		return errors.Join(failed, os.WriteFile(filepath.Join(temp, "half"), nil, 0o666))
+	}); !errors.Is(err, failed) {
+		t.Fatalf("got %v", err)
+	}
+	var filled atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := fsx.MakeDirOnce(t.Context(), path, func(temp string) error {
+				filled.Add(1)
+				return os.WriteFile(filepath.Join(temp, "whole"), nil, 0o666)
+			}); err != nil {
+				t.Error(err)
+			}
+			if entries, err := os.ReadDir(path); err != nil || len(entries) != 1 || entries[0].Name() != "whole" {
+				t.Errorf("%v, %v", entries, err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := filled.Load(); n != 1 {
+		t.Errorf("filled %d times", n)
+	}
+	if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 2 {
+		t.Errorf("want the folder and its lock, got %v, %v", entries, err)
 	}
 }

@@ -1,6 +1,7 @@
 package fsx
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -116,4 +117,33 @@ func syncTree(dir string) error {
 		}
 		return nil
 	})
+}
+
+// MakeDirOnce makes the folder at path, unless it is there, and fills it. Of several callers, also
+// in other processes, one fills it while the others wait; it appears complete or not at all. The
+// lock is the file at path with ".lock" behind it.
+func MakeDirOnce(ctx context.Context, path string, fill func(temp string) error) error {
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+		return err
+	}
+	lock, err := Lock(ctx, path+".lock")
+	if err != nil {
+		return err
+	}
+	defer lock.Unlock() //nolint:errcheck // nothing was written under it
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	temp, err := MkdirTemp(path)
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	if err := fill(temp); err != nil {
+		return err
+	}
+	return RenameDir(temp, path, RenameDirOptions{})
 }

@@ -41,7 +41,7 @@ processes that want the same module at the same time compile it once.
 
 Variables: TORCH_CUDA_ARCH_LIST, MAX_JOBS, CXX, CC, CUDAHOSTCXX, CUDA_HOME, PYTORCH_NVCC; KILN_CACHE_DIR or
 TORCH_EXTENSIONS_DIR for the folder of compiled modules; EXLLAMA_VERBOSE and EXLLAMA_EXT_DEBUG;
-EXLLAMA_NOCOMPILE or KILN_NO_JIT to compile nothing; KILN_NO_PREBUILT; KILN_LOCK_TIMEOUT in seconds.`,
+KILN_NO_JIT to compile nothing; KILN_NO_PREBUILT; KILN_LOCK_TIMEOUT in seconds.`,
 		Example: `  kiln jit ext.yml
   kiln jit ext.yml --json
   kiln jit ext.yml --explain
@@ -160,10 +160,9 @@ func jitVariables(o *jit.Options) error {
 	if _, set := os.LookupEnv("KILN_NO_PREBUILT"); set {
 		o.NoPrebuilt = true
 	}
-	for _, name := range []string{"KILN_NO_JIT", "EXLLAMA_NOCOMPILE"} {
-		if _, set := os.LookupEnv(name); set {
-			o.NoCompile = name
-		}
+	// EXLLAMA_NOCOMPILE is not among them: it leaves compiling to the first import, which is here.
+	if _, set := os.LookupEnv("KILN_NO_JIT"); set {
+		o.NoCompile = "KILN_NO_JIT"
 	}
 	o.OtherDirs = otherCaches()
 	return nil

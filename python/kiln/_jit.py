@@ -91,8 +91,7 @@ def load(
         asked = text.encode()
     if build_directory:
         argv += ["--cache-dir", os.fspath(build_directory)]
-    # EXLLAMA_NOCOMPILE is for the installation of a package; here its extension is needed.
-    env = {k: v for k, v in os.environ.items() if k != "EXLLAMA_NOCOMPILE"}
+    env = dict(os.environ)
     question = _question(argv, asked, env)
     answer = None if retry else _recall(build_directory, question)
     if answer is None:

@@ -42,8 +42,10 @@ func (l *loader) build(ctx context.Context, p *plan, base string, began time.Tim
 		return Entry{}, b.failed(ctx, base, err)
 	}
 	module := filepath.Join(work.path, "entry", p.module)
-	if err := l.tryLoad(ctx, module, l.spec.Name, false); err != nil {
-		return Entry{}, b.failed(ctx, base, err)
+	if l.spec.Kind != KindProgram {
+		if err := l.tryLoad(ctx, module, l.spec.Name, false); err != nil {
+			return Entry{}, b.failed(ctx, base, err)
+		}
 	}
 	headers, err := b.headers(began)
 	if err != nil {
@@ -233,7 +235,7 @@ var lasting = []string{"compile-error", "compiler-crash", "cxx-standard"}
 
 // keepFailure writes the failure down. Not being able to is no further failure.
 func (b *builder) keepFailure(base string, e *Error, log string) {
-	dir := filepath.Join(b.store.dir(), "failed")
+	dir := filepath.Join(b.store.dir(), failedDir)
 	if os.MkdirAll(dir, 0o777) != nil {
 		return
 	}
@@ -363,7 +365,7 @@ func (b *builder) publish(base, module string, headers []Header, wall time.Durat
 	for _, h := range headers {
 		parts = append(parts, h.Path, h.SHA256)
 	}
-	target := filepath.Join(b.store.dir(), b.spec.Name, base+"-"+question(parts...)[:16])
+	target := filepath.Join(b.store.moduleDir(b.spec.Name), base+"-"+question(parts...)[:16])
 	err = fsx.RenameDir(entry, target, fsx.RenameDirOptions{})
 	if err != nil && !errors.Is(err, fsx.ErrNotEmpty) {
 		return Entry{}, err
@@ -412,9 +414,11 @@ var errSlow = errors.New("loading took too long")
 // their symbols: importing torch takes seconds, and the caller will do it anyway.
 const loadScript = `import sys
 path, name, how = sys.argv[1:4]
-if how == "open":
+if how in ("open", "library"):
     import ctypes, os
-    getattr(ctypes.CDLL(path, mode=os.RTLD_NOW), "PyInit_" + name)
+    library = ctypes.CDLL(path, mode=os.RTLD_NOW)
+    if how == "open":
+        getattr(library, "PyInit_" + name)
 else:
     if how == "torch":
         import torch
@@ -429,10 +433,16 @@ func (l *loader) tryLoad(ctx context.Context, path, name string, full bool) erro
 	ctx, cancel := context.WithTimeoutCause(ctx, l.opts.LoadTimeout, errSlow)
 	defer cancel()
 	how, env := "import", slices.Clone(l.opts.Env)
+	if !l.spec.isModule() {
+		how = "library"
+	}
 	if l.spec.Torch {
-		how = "torch"
-		if !full {
-			how = "open"
+		if full {
+			how = "torch"
+		} else {
+			if l.spec.isModule() {
+				how = "open"
+			}
 			lib := filepath.Join(l.machine.Torch.Dir, "lib")
 			if old := l.opts.Host.Getenv("LD_LIBRARY_PATH"); old != "" {
 				lib += ":" + old

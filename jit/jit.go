@@ -211,6 +211,9 @@ func newLoader(spec *Spec, opts *Options) (*loader, error) {
 		opts.Python = opts.Host.Abs(opts.Python)
 	}
 	opts.CUDAHome = opts.Host.Abs(opts.CUDAHome)
+	if len(spec.Inline) > 0 {
+		spec = spec.inFolder(filepath.Join((&Store{Dir: dir}).dir(), inlineDir))
+	}
 	if opts.LockTimeout <= 0 {
 		opts.LockTimeout = time.Hour
 	}
@@ -223,7 +226,7 @@ func newLoader(spec *Spec, opts *Options) (*loader, error) {
 // questionVariables decide what is found and chosen.
 var questionVariables = append([]string{
 	"PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CXX", "CC", "CUDAHOSTCXX", "CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC", "CUDA_VISIBLE_DEVICES",
-	"ROCM_HOME", "ROCM_PATH", "PYTORCH_ROCM_ARCH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
+	"CUDA_INC_PATH", "CUDNN_HOME", "CUDNN_PATH", "ROCM_HOME", "ROCM_PATH", "PYTORCH_ROCM_ARCH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
 }, inputVariables...)
 
 // question is what is asked: everything that decides the answer and is no file.
@@ -275,7 +278,10 @@ func (l *loader) load(ctx context.Context) (*Result, error) {
 	}
 	l.watched = append(l.watched, filepath.SplitList(l.opts.Host.Getenv("PATH"))...)
 	l.watched = append(l.watched, l.machine.Python.SitePackages...)
-	if !l.opts.NoPrebuilt && !l.spec.Prebuilt.Off {
+	if err := l.writeInline(); err != nil {
+		return nil, err
+	}
+	if !l.opts.NoPrebuilt && !l.spec.Prebuilt.Off && l.spec.isModule() {
 		r, err := l.prebuilt(ctx)
 		if r != nil || err != nil {
 			if r != nil {
@@ -418,7 +424,7 @@ func (l *loader) managed() []string {
 
 // lock waits until no other process compiles the same. It is nil on a file system without locks.
 func (l *loader) lock(ctx context.Context, base string) (*fsx.FileLock, error) {
-	dir := filepath.Join(l.store.dir(), l.spec.Name)
+	dir := l.store.moduleDir(l.spec.Name)
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
@@ -503,7 +509,10 @@ func Explain(ctx context.Context, spec *Spec, opts Options) (*Explanation, error
 		return nil, err
 	}
 	l.probe(ctx)
-	p, err := newPlan(spec, l.machine, &opts)
+	if err := l.writeInline(); err != nil {
+		return nil, err
+	}
+	p, err := newPlan(l.spec, l.machine, &opts)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,10 @@ func ExportNinja(ctx context.Context, spec *Spec, opts Options, dir string) (str
 		return "", err
 	}
 	l.probe(ctx)
-	p, err := newPlan(spec, l.machine, &opts)
+	if err := l.writeInline(); err != nil {
+		return "", err
+	}
+	p, err := newPlan(l.spec, l.machine, &opts)
 	if err != nil {
 		return "", err
 	}

@@ -67,8 +67,17 @@ func newPlan(spec *Spec, m *machine.Machine, opts *Options) (*plan, error) {
 		plan: &plan{spec: spec, module: spec.Name + m.Python.ExtSuffix, files: folders},
 		m:    m, opts: opts, cuda: spec.CUDA,
 	}
+	switch spec.Kind {
+	case KindLibrary:
+		p.module = spec.Name + ".so"
+	case KindProgram:
+		p.module = spec.Name
+	}
 	for i, s := range sources {
 		kind := sourceKind(s)
+		if kind == kindC && spec.CAsCXX {
+			kind = kindCXX
+		}
 		switch kind {
 		case kindCUDA:
 			p.cuda = true
@@ -125,8 +134,8 @@ func (p *planner) problems() []machine.Diagnosis {
 	want := []string{"no-compiler", "no-python", "python-headers"}
 	if p.cuda {
 		want = append(want, "no-nvcc")
-		// nvcc gets another compiler if one that it accepts is there.
-		if p.kit().HostCompiler == "" {
+		// nvcc gets another compiler if one that it accepts is there, or takes the one of its flags.
+		if p.kit().HostCompiler == "" && !p.choosesHost() && !hasPrefix(p.spec.Flags.NVCC, "-allow-unsupported-compiler") && !hasPrefix(p.spec.Flags.NVCC, "--allow-unsupported-compiler") {
 			want = append(want, "host-compiler")
 		}
 		if p.spec.Torch {
@@ -254,9 +263,14 @@ func (p *planner) commands() {
 	} else if !p.opts.NoLauncher && m.CCache.Path != "" {
 		p.launcher = m.CCache.Path
 	}
-	common := []string{"-DTORCH_EXTENSION_NAME=" + s.Name}
+	var common []string
+	if s.Kind != KindProgram {
+		common = append(common, "-DTORCH_EXTENSION_NAME="+s.Name)
+		if s.Torch {
+			common = append(common, "-DTORCH_API_INCLUDE_EXTENSION_H")
+		}
+	}
 	if s.Torch {
-		common = append(common, "-DTORCH_API_INCLUDE_EXTENSION_H")
 		// A nightly build is of the release that it becomes, and one that cannot be read is new.
 		before := func(release string) bool { return versionLess(compat.Minor(m.Torch.Public()), release) }
 		if before("2.14") {
@@ -364,9 +378,17 @@ func (p *planner) nvcc(common []string, standard string) []string {
 	return append(argv, flags...)
 }
 
+// choosesHost reports whether the flags name the compiler that nvcc calls. It takes only one.
+func (p *planner) choosesHost() bool {
+	return hasPrefix(p.spec.Flags.NVCC, "-ccbin") || hasPrefix(p.spec.Flags.NVCC, "--compiler-bindir")
+}
+
 // hostCompiler is what nvcc is told to call; empty where it decides itself, as a distribution's
 // nvcc does.
 func (p *planner) hostCompiler() string {
+	if p.choosesHost() {
+		return ""
+	}
 	for _, name := range []string{"CUDAHOSTCXX", "CC"} {
 		if f := strings.Fields(p.opts.Host.Getenv(name)); len(f) > 0 && p.m.Result("nvcc-host-compiler").Status == machine.OK {
 			return f[len(f)-1]
@@ -414,6 +436,12 @@ func (p *planner) systemIncludes() []string {
 				dirs = append(dirs, dir)
 			}
 		}
+		if p.spec.Torch {
+			dirs = append(dirs, p.variable("CUDA_INC_PATH")...)
+			for _, dir := range p.variable("CUDNN_HOME", "CUDNN_PATH") {
+				dirs = append(dirs, filepath.Join(dir, "include"))
+			}
+		}
 	}
 	if p.hip {
 		dirs = append(dirs, filepath.Join(p.m.ROCm[0].Home, "include"))
@@ -424,9 +452,22 @@ func (p *planner) systemIncludes() []string {
 	return slices.DeleteFunc(dirs, func(d string) bool { return d == "/usr/include" })
 }
 
+// variable is the value of the first of these variables that is set, as a list of one or none.
+func (p *planner) variable(names ...string) []string {
+	for _, name := range names {
+		if v := p.opts.Host.Getenv(name); v != "" {
+			return []string{p.opts.Host.Abs(v)}
+		}
+	}
+	return nil
+}
+
 func (p *planner) linkCommand() {
 	s, m := p.spec, p.m
-	argv := []string{p.cxx().Path, "-shared"}
+	argv := []string{p.cxx().Path}
+	if s.Kind != KindProgram {
+		argv = append(argv, "-shared")
+	}
 	if m.OS == "darwin" {
 		argv = append(argv, "-undefined", "dynamic_lookup")
 	}
@@ -447,10 +488,18 @@ func (p *planner) linkCommand() {
 		default:
 			argv = append(argv, "-ltorch_cpu")
 		}
-		argv = append(argv, "-ltorch", "-ltorch_python")
+		argv = append(argv, "-ltorch")
+		if s.Kind == KindProgram {
+			argv = append(argv, "-Wl,-rpath,"+filepath.Join(m.Torch.Dir, "lib")) // no Python loads torch for it
+		} else {
+			argv = append(argv, "-ltorch_python")
+		}
 	}
 	if p.cuda {
 		argv = append(argv, p.cudart()...)
+		for _, dir := range p.variable("CUDNN_HOME", "CUDNN_PATH") {
+			argv = append(argv, "-L"+filepath.Join(dir, "lib64"))
+		}
 	}
 	if p.hip {
 		argv = append(argv, "-L"+filepath.Join(m.ROCm[0].Home, "lib"), "-lamdhip64")
@@ -463,7 +512,7 @@ func (p *planner) cudart() []string {
 	kit := p.kit()
 	// torch brings the library along; a module without torch has to find it by itself.
 	find := func(dir string, argv ...string) []string {
-		if p.spec.Torch || dir == "/usr/lib" {
+		if p.spec.Torch && p.spec.Kind != KindProgram || dir == "/usr/lib" {
 			return argv
 		}
 		return append(argv, "-Wl,-rpath,"+dir)
@@ -492,6 +541,9 @@ func (p *planner) identify() error {
 	add := func(name, value string) { p.inputs = append(p.inputs, Input{name, value}) }
 	add("format", "1")
 	add("module", s.Name)
+	if !s.isModule() {
+		add("kind", s.Kind)
+	}
 	add("system", m.OS+"/"+m.Arch) // the C library is in Python's SOABI
 	add("python", m.Python.Minor()+" "+m.Python.SOABI+" "+m.Python.ExtSuffix)
 	p.files = append(p.files, m.Python.Path, filepath.Join(m.Python.Prefix, "pyvenv.cfg"))
@@ -570,11 +622,12 @@ func (p *planner) normal(argv []string) []string {
 const maxHeaders = 20_000
 
 // headerNames adds the names of all headers in the project's include folders: a new one may hide
-// another without any file that was read having changed.
+// another without any file that was read having changed. Folders as large as a whole system's are
+// not looked at.
 func (p *planner) headerNames() error {
 	var names []string
 	for _, dir := range p.spec.Include {
-		n := 0
+		n, before, files := 0, len(names), len(p.files)
 		err := filepath.WalkDir(p.spec.path(dir), func(path string, entry fs.DirEntry, err error) error {
 			switch {
 			case err != nil:
@@ -586,7 +639,9 @@ func (p *planner) headerNames() error {
 				p.files = append(p.files, path)
 			case isHeader(path):
 				if n++; n > maxHeaders {
-					return fmt.Errorf("include %s: more than %d headers: name a narrower folder", dir, maxHeaders)
+					p.warnings = append(p.warnings, fmt.Sprintf("include %s has more than %d headers: a new one that hides another is not noticed", dir, maxHeaders))
+					names, p.files = names[:before], append(p.files[:files], p.spec.path(dir))
+					return fs.SkipAll
 				}
 				names = append(names, strings.TrimPrefix(path, p.spec.Root))
 			}

@@ -137,7 +137,7 @@ func (l *loader) accept(ctx context.Context, file, module string) (bool, error) 
 	for _, g := range l.machine.GPUs {
 		parts = append(parts, g.ComputeCapability+g.Target)
 	}
-	known := filepath.Join(l.store.dir(), "loads", question(parts...)[:keyLength]+".json")
+	known := filepath.Join(l.store.dir(), loadsDir, question(parts...)[:keyLength]+".json")
 	if text, err := os.ReadFile(known); err == nil && !l.opts.Retry {
 		if string(text) == "true" {
 			return true, nil
@@ -239,7 +239,7 @@ func versionLess(a, b string) bool {
 // snapshot is what the installed torch offers, read once for each torch.
 func (l *loader) snapshot(ctx context.Context) (*audit.Snapshot, error) {
 	id, _ := torchIdentity(l.machine)
-	file := filepath.Join(l.store.dir(), "snapshots", id.Digest()[:keyLength])
+	file := filepath.Join(l.store.dir(), snapshotsDir, id.Digest()[:keyLength])
 	if f, err := os.Open(file); err == nil {
 		defer f.Close()
 		if s, err := audit.ReadSnapshot(f); err == nil {
@@ -389,7 +389,7 @@ func (l *loader) unpack(ctx context.Context, file string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	target := filepath.Join(l.store.dir(), l.spec.Name, wheelPrefix+sum[:keyLength])
+	target := filepath.Join(l.store.moduleDir(l.spec.Name), wheelPrefix+sum[:keyLength])
 	if _, err := os.Stat(filepath.Join(target, wheelName)); err == nil {
 		return filepath.Join(target, filepath.FromSlash(member)), nil
 	}

@@ -149,7 +149,7 @@ func question(parts ...string) string {
 }
 
 func (s *Store) memoryPath(question string) string {
-	return filepath.Join(s.dir(), "memory", question[:memoryName])
+	return filepath.Join(s.dir(), memoryDir, question[:memoryName])
 }
 
 // memoryName is how much of a question is in the name of its file.

@@ -26,8 +26,16 @@ type Spec struct {
 	Name string
 	// Root is the folder that relative paths begin at: the folder of the spec, or what it says.
 	Root string
-	// Sources are patterns of files below Root: * within a folder, ** over folders.
+	// Kind is what is made; empty means [KindModule].
+	Kind string
+	// Sources are patterns of files below Root: * within a folder, ** over folders. Objects are
+	// linked in their order.
 	Sources []string
+	// Inline are sources that are no files yet, instead of Sources: their text by file name. The
+	// store keeps them as files.
+	Inline map[string]string
+	// CAsCXX compiles .c files as C++, as torch's builder does.
+	CAsCXX bool
 	// Include are folders for headers of the project.
 	Include []string
 	// Flags are added after kiln's own.
@@ -46,6 +54,13 @@ type Spec struct {
 	file string // for messages and positions; empty for a spec without a file
 	text []byte
 }
+
+// What a spec makes.
+const (
+	KindModule  = "module"  // a module that Python imports
+	KindLibrary = "library" // a shared library that is loaded for what it registers
+	KindProgram = "program" // an executable
+)
 
 // Flags are those of each compiler.
 type Flags struct {
@@ -68,7 +83,7 @@ type Prebuilt struct {
 var moduleName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 const (
-	maxSpecBytes = 1 << 20
+	maxSpecBytes = 8 << 20
 	maxSpecNodes = 1 << 14
 )
 
@@ -284,6 +299,14 @@ func (d *specDecoder) spec(n *yaml.Node, s *Spec) {
 				}
 			}
 		}},
+		field{"inline", d.inline(s)},
+		field{"kind", func(n *yaml.Node) {
+			d.text1(&s.Kind)(n)
+			if n.Kind == yaml.ScalarNode && s.Kind != KindModule && s.Kind != KindLibrary && s.Kind != KindProgram {
+				d.errorf(n, "write module, library or program", "%q is nothing that kiln makes", s.Kind)
+			}
+		}},
+		field{"c_as_cxx", d.boolean(&s.CAsCXX)},
 		field{"include", d.texts(&s.Include)},
 		field{"flags", func(n *yaml.Node) {
 			d.fields(n, field{"cxx", d.texts(&s.Flags.CXX)}, field{"nvcc", d.texts(&s.Flags.NVCC)}, field{"hip", d.texts(&s.Flags.HIP)}, field{"link", d.texts(&s.Flags.Link)})
@@ -317,15 +340,40 @@ func (d *specDecoder) spec(n *yaml.Node, s *Spec) {
 		}},
 	)
 	for _, name := range []string{"name", "sources"} {
-		if seen[name] == nil && n.Kind == yaml.MappingNode {
+		if seen[name] == nil && n.Kind == yaml.MappingNode && (name != "sources" || seen["inline"] == nil) {
 			d.errorf(n, "add "+name+":", "the key %q is missing", name)
 		}
 	}
 	if len(s.Sources) == 0 && seen["sources"] != nil && !d.list.HasErrors() {
 		d.errorf(seen["sources"], "name at least one file", "the list of sources is empty")
 	}
+	if seen["inline"] != nil && seen["sources"] != nil {
+		d.errorf(seen["inline"], "leave one of them out", "a module has sources or inline texts, not both")
+	}
 	if root != "" {
 		s.Root = s.path(root)
+	}
+}
+
+// inline reads a map of file names and texts.
+func (d *specDecoder) inline(s *Spec) func(*yaml.Node) {
+	return func(n *yaml.Node) {
+		if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
+			d.errorf(n, "write the text of each file under its name", "want a map of files")
+			return
+		}
+		s.Inline = map[string]string{}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := d.resolve(n.Content[i]), d.resolve(n.Content[i+1])
+			switch {
+			case key.Kind != yaml.ScalarNode || sourceKind(key.Value) == "" || strings.ContainsAny(key.Value, "/\\\x00*?["):
+				d.errorf(key, "use a plain name such as main.cpp", "%q is not the name of a source", key.Value)
+			case value.Kind != yaml.ScalarNode:
+				d.errorf(value, "write its text", "want a text")
+			default:
+				s.Inline[key.Value] = value.Value
+			}
+		}
 	}
 }
 
@@ -368,9 +416,9 @@ func sourceKind(name string) string {
 	return ""
 }
 
-// files are the sources that the patterns find, sorted, as slash-separated paths relative to Root
-// where they are below it. folders are those that were searched: a new file in one of them may be a
-// source.
+// files are the sources that the patterns find, in the order of the patterns and sorted within one,
+// as slash-separated paths relative to Root where they are below it. folders are those that were
+// searched: a new file in one of them may be a source.
 func (s *Spec) files() (files, folders []string, err error) {
 	var faults []error
 	seen, dirs := map[string]bool{}, map[string]bool{}
@@ -385,8 +433,8 @@ func (s *Spec) files() (files, folders []string, err error) {
 	}
 	for _, pattern := range s.Sources {
 		full := s.path(pattern)
-		if !strings.ContainsAny(pattern, "*?[") {
-			info, err := os.Stat(full)
+		info, err := os.Stat(full) // a file may have the characters of a pattern in its name
+		if err == nil || !strings.ContainsAny(pattern, "*?[") {
 			switch {
 			case err != nil:
 				faults = append(faults, fmt.Errorf("source %s: %w", pattern, reason(err)))
@@ -409,6 +457,7 @@ func (s *Spec) files() (files, folders []string, err error) {
 			}
 		}
 		n := len(files)
+		slices.Sort(found)
 		for _, f := range found {
 			if sourceKind(f) != "" {
 				add(f)
@@ -421,7 +470,6 @@ func (s *Spec) files() (files, folders []string, err error) {
 	if err := errors.Join(faults...); err != nil {
 		return nil, nil, err
 	}
-	slices.Sort(files)
 	slices.Sort(folders)
 	return files, folders, nil
 }

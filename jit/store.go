@@ -26,6 +26,7 @@ import (
 //	v1/tmp/              work folders, each with a lock: without a holder it is a leftover
 //	v1/failed/           what did not compile, for ten minutes
 //	v1/memory/, loads/   answers that hold as long as nothing changes
+//	v1/inline/SUM/       sources that came as text
 //
 // A KEY is the digest of all inputs but the headers (BASE) and that of the headers. Several
 // processes, also of several containers or machines, may use one store at the same time.
@@ -35,6 +36,26 @@ type Store struct {
 }
 
 func (s *Store) dir() string { return filepath.Join(s.Dir, "v1") }
+
+// Folders of the store that have no modules.
+const (
+	tmpDir       = "tmp"
+	failedDir    = "failed"
+	memoryDir    = "memory"
+	loadsDir     = "loads"
+	snapshotsDir = "snapshots"
+	inlineDir    = "inline" // sources that came as text
+)
+
+// moduleDir is the folder of the modules of a name. A module may be called as one of the store's own
+// folders.
+func (s *Store) moduleDir(name string) string {
+	switch name {
+	case tmpDir, failedDir, memoryDir, loadsDir, snapshotsDir, inlineDir:
+		name += ".module" // a name that no module can have
+	}
+	return filepath.Join(s.dir(), name)
+}
 
 const (
 	manifestName = "manifest.json"
@@ -99,11 +120,11 @@ func (e Entry) Inputs() (Inputs, error) {
 // Entries lists the modules of a name, the last used first; of all names if name is empty. A folder
 // that is no entry is left out.
 func (s *Store) Entries(name string) ([]Entry, error) {
-	pattern := name
-	if name == "" {
-		pattern = "*"
+	parent := filepath.Join(escapeGlob(s.dir()), "*")
+	if name != "" {
+		parent = escapeGlob(s.moduleDir(name))
 	}
-	found, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), pattern, "*-*", manifestName))
+	found, err := filepath.Glob(filepath.Join(parent, "*-*", manifestName))
 	if err != nil {
 		return nil, err
 	}
@@ -220,7 +241,7 @@ func (p places) path(token string) string {
 // find returns the entry for these inputs whose headers are those of now. digests remembers what
 // was read.
 func (s *Store) find(name, base string, where places, digests map[string]string) (Entry, bool) {
-	dirs, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), name, base+"-*"))
+	dirs, err := filepath.Glob(filepath.Join(escapeGlob(s.moduleDir(name)), base+"-*"))
 	if err != nil {
 		return Entry{}, false
 	}
@@ -304,7 +325,7 @@ type workDir struct {
 }
 
 func (s *Store) newWork(name string) (*workDir, error) {
-	tmp := filepath.Join(s.dir(), "tmp")
+	tmp := filepath.Join(s.dir(), tmpDir)
 	if err := os.MkdirAll(tmp, 0o777); err != nil {
 		return nil, err
 	}
@@ -334,7 +355,7 @@ func (w *workDir) remove() {
 
 // sweep removes the work folders of processes that are gone.
 func (s *Store) sweep() (removed int) {
-	locks, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), "tmp", "*.lock"))
+	locks, err := filepath.Glob(filepath.Join(escapeGlob(s.dir()), tmpDir, "*.lock"))
 	if err != nil {
 		return 0
 	}
@@ -383,7 +404,7 @@ type failure struct {
 const failureTime = 10 * time.Minute
 
 func (s *Store) failurePath(name, base string) string {
-	return filepath.Join(s.dir(), "failed", name+"-"+base+".json")
+	return filepath.Join(s.dir(), failedDir, name+"-"+base+".json")
 }
 
 // failed returns a failure of the same inputs that still holds: one of the last minutes, or one
@@ -484,7 +505,7 @@ func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 	for _, old := range []struct {
 		dir string
 		age time.Duration
-	}{{"failed", 7 * 24 * time.Hour}, {"memory", 30 * 24 * time.Hour}, {"loads", 30 * 24 * time.Hour}, {"snapshots", 30 * 24 * time.Hour}} {
+	}{{failedDir, 7 * 24 * time.Hour}, {memoryDir, 30 * 24 * time.Hour}, {loadsDir, 30 * 24 * time.Hour}, {snapshotsDir, 30 * 24 * time.Hour}, {inlineDir, 30 * 24 * time.Hour}} {
 		removeOld(filepath.Join(s.dir(), old.dir), old.age)
 	}
 	return r, context.Cause(ctx)
@@ -527,7 +548,7 @@ func removeOld(dir string, age time.Duration) {
 	}
 	for _, n := range names {
 		if info, err := n.Info(); err == nil && time.Since(info.ModTime()) > age {
-			_ = os.Remove(filepath.Join(dir, n.Name()))
+			_ = os.RemoveAll(filepath.Join(dir, n.Name()))
 		}
 	}
 }

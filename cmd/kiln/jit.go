@@ -178,7 +178,7 @@ func otherCaches() []string {
 }
 
 // maxSpec is more than any spec has.
-const maxSpec = 2 << 20
+const maxSpec = 16 << 20
 
 func (a *app) readSpec(name string) (*jit.Spec, error) {
 	var text []byte

@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import time
 __all__ = ["BuildError", "load"]
 
 
-class BuildError(ImportError):
-    """There is no module, and why. diagnoses is a list of maps with id, title, detail and fix."""
+class BuildError(ImportError, RuntimeError):
+    """There is no module, and why. diagnoses is a list of maps with id, title, detail and fix.
+
+    It is a RuntimeError too, because that is what torch's loader raises."""
 
     def __init__(self, message, diagnoses=(), log=None, name=None):
         super().__init__(message, name=name)
@@ -66,37 +69,46 @@ def load(
     folder. build_directory is where compiled modules are kept. With is_python_module=False the library is loaded for its
     operators, and its path is returned.
     """
-    kiln = _kiln()
-    argv, text = [kiln, "jit", "--json", "--python", sys.executable], None
     if sources is None:
-        argv.append(os.fspath(name))
-        with open(name, "rb") as f:
-            asked = f.read()
-    else:
-        spec = {
-            "name": name,
-            "sources": _list(sources),
-            "torch": torch,
-            "include": _list(extra_include_paths),
-            "flags": {"cxx": _list(extra_cflags), "nvcc": _list(extra_cuda_cflags), "link": _list(extra_ldflags)},
-            "libraries": _list(libraries),
-            "library_dirs": _list(library_dirs),
-            "cuda": bool(with_cuda),
-            "prebuilt": False if prebuilt is None else prebuilt,
-        }
-        if archs:
-            spec["archs"] = archs
+        return _import(_ask(name, build_directory, verbose, retry), is_python_module)
+    spec = {
+        "name": name,
+        "sources": _list(sources),
+        "torch": torch,
+        "include": _list(extra_include_paths),
+        "flags": {
+            "cxx": _list(extra_cflags), "nvcc": _list(extra_cuda_cflags), "hip": _list(extra_cuda_cflags), "link": _list(extra_ldflags),
+        },
+        "libraries": _list(libraries),
+        "library_dirs": _list(library_dirs),
+        "cuda": bool(with_cuda),
+        "prebuilt": False if prebuilt is None else prebuilt,
+    }  # fmt: skip
+    if archs:
+        spec["archs"] = archs
+    if not is_python_module:
+        spec["kind"] = "library"
+    return _import(_ask(spec, build_directory, verbose, retry), is_python_module)
+
+
+def _ask(spec, build_directory=None, verbose=False, retry=False):
+    """The answer of kiln jit for a spec, or for the path of one: a map with name, path and torch."""
+    argv, text = [_kiln(), "jit", "--json", "--python", sys.executable], None
+    if isinstance(spec, dict):
         argv.append("-")
-        text = json.dumps(spec)
+        text = _yaml(spec)
         asked = text.encode()
+    else:
+        argv.append(os.fspath(spec))
+        with open(spec, "rb") as f:
+            asked = f.read()
     if build_directory:
         argv += ["--cache-dir", os.fspath(build_directory)]
-    env = dict(os.environ)
-    question = _question(argv, asked, env)
+    question = _question(argv, asked, os.environ)
     answer = None if retry else _recall(build_directory, question)
     if answer is None:
         argv += ["--remember-as", question] + ["--verbose"] * bool(verbose) + ["--retry"] * bool(retry)
-        done = subprocess.run(argv, input=text, stdout=subprocess.PIPE, env=env, text=True)
+        done = subprocess.run(argv, input=text, stdout=subprocess.PIPE, text=True)
         try:
             answer = json.loads(done.stdout)
         except ValueError:
@@ -106,7 +118,23 @@ def load(
                 answer.get("error") or "kiln jit ended with exit code %d" % done.returncode,
                 answer.get("diagnoses", ()), answer.get("log"), answer.get("name"),
             )
-    return _import(answer, is_python_module)
+    return answer
+
+
+_escape = re.compile(r"""\\\\|\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|\x7f""")
+
+
+def _yaml(spec):
+    """A spec as JSON that is YAML too, which has no surrogate pairs."""
+
+    def one(m):
+        if m[0] == "\x7f":
+            return "\\u007f"
+        if not m[1]:
+            return m[0]
+        return "\\U%08x" % (0x10000 + ((int(m[1], 16) - 0xD800) << 10) + int(m[2], 16) - 0xDC00)
+
+    return _escape.sub(one, json.dumps(spec))
 
 
 def _question(argv, asked, env):
@@ -176,8 +204,8 @@ def _list(value):
     return [os.fspath(v) for v in value]
 
 
-def _import(answer, is_python_module):
-    name, path = answer["name"], answer["path"]
+def _import(answer, is_python_module=True, name=None):
+    name, path = name or answer["name"], answer["path"]
     if answer["torch"]:
         import torch
 

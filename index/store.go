@@ -282,7 +282,7 @@ func loadProjects(ctx context.Context, log io.ReaderAt, st *state, names []strin
 
 // OpenFile opens a hosted file, or with metadata its METADATA, for reading. The error
 // wraps [fs.ErrNotExist] for files that are elsewhere.
-func (s *Store) OpenFile(f *File, metadata bool) (*os.File, error) {
+func (s *Store) OpenFile(f *File, metadata bool) (io.ReadSeekCloser, error) {
 	if f.Base != "" || metadata && f.Metadata.IsZero() {
 		return nil, fmt.Errorf("open %s: not hosted: %w", f.Filename, fs.ErrNotExist)
 	}

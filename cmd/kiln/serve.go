@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -24,6 +25,7 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
+	"github.com/kiln-build/kiln/publish"
 )
 
 // shutdownTime is how long downloads and uploads may go on after the server was told to stop.
@@ -48,15 +50,32 @@ type serveFlags struct {
 func (a *app) serveCommand() *cobra.Command {
 	var f serveFlags
 	cmd := &cobra.Command{
-		Use:   "serve",
-		Short: "Serve an index: pages for people, the simple API for installers, uploads",
+		Use:   "serve [FOLDER]",
+		Short: "Serve an index or a folder of wheels: pages for people, the simple API for installers, uploads",
 		Long: `Serves the index in a folder until it is interrupted. Installers get the simple API of every
 view; people get pages with a search, coverage tables and exact install commands; twine and
 uv publish upload to /legacy/ with a token of "kiln serve token create". Changes that "kiln index"
-makes to the folder meanwhile are served within a second.`,
-		Example: "  kiln serve --dir index --addr :8080",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.serve(cmd.Context(), f) },
+makes to the folder meanwhile are served within a second.
+
+A folder that has wheels or source distributions in it and no index is served in the same way, as
+it is: nothing is written to it, new files appear within a second, and uploads are refused.
+Without a folder, it is the index in ./index, or else the wheels in ./dist.`,
+		Example: "  kiln serve                              # ./index, or the wheels in ./dist\n" +
+			"  kiln serve index --addr :8080\n" +
+			"  kiln serve ~/wheels",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			given := cmd.Flags().Changed("dir")
+			switch {
+			case len(args) == 1 && given:
+				return errors.New("a folder and --dir: give one of them")
+			case len(args) == 1:
+				f.dir = args[0]
+			case !given && !isDir(f.dir) && isDir("dist"):
+				f.dir = "dist"
+			}
+			return a.serve(cmd.Context(), f)
+		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&f.addr, "addr", "localhost:8080", "`address` to listen on; :8080 is every network")
@@ -111,9 +130,13 @@ func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
 		return err
 	}
 	defer closeLog()
-	store, err := index.Open(f.dir, index.StoreOptions{Log: a.log})
+	store, err := a.openServed(f.dir)
 	if err != nil {
 		return err
+	}
+	if _, ok := store.(*index.Folder); ok {
+		f.readOnly = true
+		opts.ReadOnly = true
 	}
 	server, err := serve.New(ctx, store, opts)
 	if err != nil {
@@ -154,6 +177,47 @@ func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
 	}
 	a.stopped = true
 	return nil
+}
+
+// servedStore is what a server serves, and where it is.
+type servedStore interface {
+	serve.Store
+	Dir() string
+}
+
+// openServed opens an index, a folder of wheels, or a new index in a folder that is empty or does
+// not exist.
+func (a *app) openServed(dir string) (servedStore, error) {
+	store, err := index.Open(dir, index.StoreOptions{Log: a.log})
+	if err != nil || store.Exists() {
+		return store, err
+	}
+	n, err := index.CountDistributions(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return store, nil
+	case err != nil:
+		return nil, err
+	case n > 0:
+		fmt.Fprintf(a.stderr, "reading %s in %s\n", units.Count(n, "file"), dir)
+		return index.OpenFolder(dir, index.AddOptions{NamesOnly: true, Audit: (&publish.Audits{Log: a.log}).Look}, a.log)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			return nil, fmt.Errorf("%s is neither an index nor a folder of wheels: it has %s and no *.whl or *.tar.gz; "+
+				"kiln index add makes an index, and an empty folder becomes one", dir, e.Name())
+		}
+	}
+	return store, nil
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 func listen(ctx context.Context, addr string) (net.Listener, error) {
@@ -260,7 +324,7 @@ func parseProxies(list []string) (out []netip.Prefix, err error) {
 }
 
 // announce says where the index is, and how to use it.
-func (a *app) announce(f serveFlags, scheme string, listeners []net.Listener, store *index.Store, server *serve.Server) {
+func (a *app) announce(f serveFlags, scheme string, listeners []net.Listener, store servedStore, server *serve.Server) {
 	url := scheme + "://" + visibleAddr(listeners[0].Addr()) + "/"
 	if f.baseURL != "" {
 		url = f.baseURL

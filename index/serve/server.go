@@ -78,13 +78,20 @@ type Options struct {
 	AccessLog *slog.Logger
 }
 
+// Store is the index that a server answers for: an [index.Store], or an [index.Folder], to which
+// nothing can be uploaded. Catalog returns the same value until something changes.
+type Store interface {
+	Catalog(ctx context.Context) (*index.Catalog, error)
+	OpenFile(f *index.File, metadata bool) (io.ReadSeekCloser, error)
+}
+
 // Server answers requests for an index: the simple API of every view, the files, uploads in the
 // legacy format of PyPI, and whatever [Options.Pages] adds. It never asks another
 // index for anything.
 //
 // Readers work on an immutable snapshot, so that they never wait for a writer.
 type Server struct {
-	store   *index.Store
+	store   Store
 	opts    Options
 	metrics serverMetrics
 	uploads *uploader
@@ -99,7 +106,7 @@ type Server struct {
 }
 
 // New makes a server for the index in store and reads its state.
-func New(ctx context.Context, store *index.Store, opts Options) (*Server, error) {
+func New(ctx context.Context, store Store, opts Options) (*Server, error) {
 	if opts.MaxFileBytes == 0 {
 		opts.MaxFileBytes = 4 << 30
 	}
@@ -132,9 +139,9 @@ func New(ctx context.Context, store *index.Store, opts Options) (*Server, error)
 	if err := s.Reload(ctx); err != nil {
 		return nil, err
 	}
-	if opts.Tokens != nil && !opts.ReadOnly {
+	if hosted, ok := store.(*index.Store); ok && opts.Tokens != nil && !opts.ReadOnly {
 		var err error
-		if s.uploads, err = newUploader(s); err != nil {
+		if s.uploads, err = newUploader(s, hosted); err != nil {
 			return nil, err
 		}
 	}

@@ -58,6 +58,7 @@ const uploadBuffer = 256 << 10
 // uploader receives files into a folder of its own and publishes them.
 type uploader struct {
 	server   *Server
+	store    *index.Store
 	dir      string
 	lock     *fsx.FileLock
 	slots    chan struct{}
@@ -85,8 +86,8 @@ func refuse(status int, format string, args ...any) error {
 
 // newUploader makes the folder for files that are being received, on the volume of the index
 // so that a finished one only changes its name, and removes those of servers that are gone.
-func newUploader(s *Server) (*uploader, error) {
-	parent := filepath.Join(s.store.Dir(), ".kiln", "uploads")
+func newUploader(s *Server, store *index.Store) (*uploader, error) {
+	parent := filepath.Join(store.Dir(), ".kiln", "uploads")
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return nil, fmt.Errorf("make folder for uploads: %w", err)
 	}
@@ -107,7 +108,7 @@ func newUploader(s *Server) (*uploader, error) {
 	}
 	return &uploader{
 		reserved: map[string]int64{}, running: map[string]int{}, checking: map[string]chan struct{}{}, checks: make(chan struct{}, maxChecks),
-		server: s, dir: dir, lock: lock, slots: make(chan struct{}, s.opts.MaxUploads),
+		server: s, store: store, dir: dir, lock: lock, slots: make(chan struct{}, s.opts.MaxUploads),
 		bufs: sync.Pool{New: func() any { return new([uploadBuffer]byte) }},
 	}, nil
 }
@@ -635,7 +636,7 @@ func (f *uploadForm) publish() (index.Change, error) {
 	// The client cannot take it back by going away now.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), maxCheckTime)
 	defer cancel()
-	changes, problems, err := s.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, index.AddOptions{Limits: uploadLimits})
+	changes, problems, err := f.u.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, index.AddOptions{Limits: uploadLimits})
 	end()
 	if err != nil {
 		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)

@@ -83,10 +83,14 @@ func buildsOf(f *index.File) []build {
 			pythons = append(pythons, name)
 		}
 	}
+	toolkit := built.Toolkit
+	if toolkit == "" && len(f.Audit) > 0 && len(f.Arch) == 0 && !slices.Contains(w.Platform, "any") {
+		toolkit = "cpu" // looked into: no code for a GPU
+	}
 	for _, platform := range platforms {
 		for _, python := range pythons {
 			for _, torch := range torches {
-				out = append(out, build{file: f, platform: platform, python: python, toolkit: built.Toolkit, torch: torch, view: viewPath(built.Toolkit, torch)})
+				out = append(out, build{file: f, platform: platform, python: python, toolkit: toolkit, torch: torch, view: viewPath(built.Toolkit, torch)})
 			}
 		}
 	}

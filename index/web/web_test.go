@@ -415,3 +415,32 @@ func TestGzipRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestCPUBuild: a wheel without a label that was looked into and has no code for a GPU is a CPU
+// build. One that was not looked into, or is pure Python, may be for anything.
+func TestCPUBuild(t *testing.T) {
+	audited := []index.AuditResult{{Check: "libraries", Result: "pass"}}
+	for _, c := range []struct {
+		name  string
+		arch  []string
+		audit []index.AuditResult
+		want  string
+	}{
+		{"tiny-1.0-cp312-cp312-linux_x86_64.whl", nil, audited, "CPU"},
+		{"tiny-1.0-cp312-cp312-linux_x86_64.whl", []string{"9.0"}, audited, "any"},
+		{"tiny-1.0-cp312-cp312-linux_x86_64.whl", nil, nil, "any"},
+		{"tiny-1.0-py3-none-any.whl", nil, audited, "any"},
+		{"tiny-1.0+cu128-cp312-cp312-linux_x86_64.whl", nil, audited, "CUDA 12.8"},
+	} {
+		f := testFile(c.name)
+		f.Arch, f.Audit = c.arch, c.audit
+		h, err := web.Handler(index.NewCatalog(index.Config{}, []*index.Project{{Name: "tiny", DisplayName: "tiny", Files: []index.File{f}}}), testOptions())
+		if err != nil {
+			t.Fatal(err)
+		}
+		page := get(t, h, "/project/tiny/").Body.String()
+		if !strings.Contains(page, "<th scope=\"row\">"+c.want) {
+			t.Errorf("%s %v: want %s in\n%s", c.name, c.arch, c.want, page)
+		}
+	}
+}

@@ -38,7 +38,11 @@ func (l *loader) build(ctx context.Context, p *plan, base string, began time.Tim
 		}
 	}
 	started := time.Now()
-	if err := b.compile(ctx); err != nil {
+	err = l.translate(ctx, p)
+	if err == nil {
+		err = b.compile(ctx)
+	}
+	if err != nil {
 		return Entry{}, b.failed(ctx, base, err)
 	}
 	module := filepath.Join(work.path, "entry", p.module)
@@ -294,7 +298,7 @@ func (b *builder) headers(began time.Time) ([]Header, error) {
 			if !filepath.IsAbs(f) {
 				f = filepath.Join(b.spec.Root, f)
 			}
-			f = filepath.Clean(f)
+			f = b.plan.hip.original(filepath.Clean(f))
 			if _, seen := digests[f]; seen || sources[f] || strings.HasPrefix(f, b.dir) {
 				continue
 			}

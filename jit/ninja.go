@@ -27,6 +27,9 @@ func ExportNinja(ctx context.Context, spec *Spec, opts Options, dir string) (str
 	if err != nil {
 		return "", err
 	}
+	if err := l.translate(ctx, p); err != nil {
+		return "", err
+	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", err
 	}
@@ -55,21 +58,21 @@ func (p *plan) ninja(dir string) []byte {
 		}
 		seen[u.kind] = true
 		// All but what differs from file to file.
-		argv := u.argv[:len(u.argv)-7]
+		argv := p.fill(u.argv[:len(u.argv)-7], "", "", "")
 		if p.launcher != "" {
 			argv = append([]string{p.launcher}, argv...)
 		}
 		flags := strings.ReplaceAll(shellLine(argv), "$", "$$")
 		fmt.Fprintf(&b, "\nrule %s\n  command = cd '$root' && %s -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc\n", rules[u.kind], flags)
 	}
-	link := fill(p.link, "", "$out")
+	link := p.fill(p.link, "", "", "$out")
 	line := strings.ReplaceAll(shellLine(link[1:len(link)-2]), "$", "$$")
 	fmt.Fprintf(&b, "\nrule link\n  command = %s $in %s -o $out\n\n", shellQuote(link[0]), line)
 	var objects []string
 	for _, u := range p.units {
 		object := ninjaEscape(filepath.Join(dir, u.object))
 		objects = append(objects, object)
-		fmt.Fprintf(&b, "build %s: %s %s\n", object, rules[u.kind], ninjaEscape(p.spec.path(u.source)))
+		fmt.Fprintf(&b, "build %s: %s %s\n", object, rules[u.kind], ninjaEscape(p.spec.path(p.source(u))))
 	}
 	module := ninjaEscape(filepath.Join(dir, p.module))
 	fmt.Fprintf(&b, "\nbuild %s: link %s\n\ndefault %s\n", module, strings.Join(objects, " "), module)

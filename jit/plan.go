@@ -40,6 +40,10 @@ type plan struct {
 	archs    compat.ArchList
 	gfx      compat.GfxList
 	launcher string // a compiler cache in front of compilers, or ""
+	// translated says that hipcc compiles what torch's hipify makes of .cu files; hip is what it
+	// made, as soon as it is needed.
+	translated bool
+	hip        *translation
 	warnings []string
 	inputs   Inputs
 	files    []string // everything that was looked at: a change of one makes another plan
@@ -50,6 +54,7 @@ func (p *plan) targets() string { return cmp.Or(p.archs.String(), p.gfx.String()
 
 // The places of a command that differ from run to run.
 const (
+	tokenSource = "{source}"
 	tokenObject = "{object}"
 	tokenOutput = "{output}"
 )
@@ -67,6 +72,11 @@ func newPlan(spec *Spec, m *machine.Machine, opts *Options) (*plan, error) {
 		plan: &plan{spec: spec, module: spec.Name + m.Python.ExtSuffix, files: folders},
 		m:    m, opts: opts, cuda: spec.CUDA,
 	}
+	// A torch for ROCm has its extensions written for CUDA.
+	p.translated = spec.Torch && m.Torch.HIP != "" && (spec.CUDA || slices.ContainsFunc(sources, func(s string) bool { return sourceKind(s) == kindCUDA }))
+	if p.translated {
+		p.cuda, p.rocm = false, true
+	}
 	switch spec.Kind {
 	case KindLibrary:
 		p.module = spec.Name + ".so"
@@ -78,16 +88,18 @@ func newPlan(spec *Spec, m *machine.Machine, opts *Options) (*plan, error) {
 		if kind == kindC && spec.CAsCXX {
 			kind = kindCXX
 		}
-		switch kind {
-		case kindCUDA:
+		switch {
+		case kind == kindCUDA && p.translated:
+			kind = kindHIP
+		case kind == kindCUDA:
 			p.cuda = true
-		case kindHIP:
-			p.hip = true
+		case kind == kindHIP:
+			p.rocm = true
 		}
 		p.units = append(p.units, unit{source: s, kind: kind, object: fmt.Sprintf("%03d-%s.o", i+1, filepath.Base(s))})
 		p.files = append(p.files, spec.path(s))
 	}
-	if p.hip && p.cuda {
+	if p.rocm && p.cuda {
 		return nil, fmt.Errorf("%s: .cu and .hip sources cannot be in one module: nvcc compiles the first, hipcc the second", spec.title())
 	}
 	if d := p.problems(); len(d) > 0 {
@@ -117,7 +129,8 @@ type planner struct {
 	*plan
 	m         *machine.Machine
 	opts      *Options
-	cuda, hip bool
+	cuda      bool // nvcc compiles, or CUDA is linked
+	rocm      bool // the same for hipcc and HIP
 	ccbin     string
 }
 
@@ -147,7 +160,10 @@ func (p *planner) problems() []machine.Diagnosis {
 			pythonName(p.m.Python)+" -m pip install torch")}
 	}
 	var out []machine.Diagnosis
-	if p.hip && (len(p.m.ROCm) == 0 || p.m.ROCm[0].HIPCC == "") {
+	if p.translated && hipifyIdentity(p.m.Torch.Dir) == "" {
+		out = append(out, newDiagnosis("missing-requirement", "torch in "+p.m.Torch.Dir+" has no utils/hipify, which translates .cu files for ROCm", "install torch again"))
+	}
+	if p.rocm && (len(p.m.ROCm) == 0 || p.m.ROCm[0].HIPCC == "") {
 		out = append(out, p.noHIPCC())
 	}
 	for _, problem := range report.Problems {
@@ -170,7 +186,7 @@ func (p *planner) noHIPCC() machine.Diagnosis {
 	if alone := install("hipcc-alone"); alone != "" && !p.spec.Torch {
 		fix = alone + "\n" + fix
 	}
-	return newDiagnosis("no-hipcc", p.spec.Name+" has .hip sources, and no hipcc was found", fix+"\nif it is installed: set ROCM_HOME to the folder that has bin/hipcc in it")
+	return newDiagnosis("no-hipcc", p.spec.Name+" is compiled by hipcc, and no hipcc was found", fix+"\nif it is installed: set ROCM_HOME to the folder that has bin/hipcc in it")
 }
 
 func pythonName(py machine.Python) string {
@@ -221,7 +237,7 @@ func (p *planner) selectArchs() error {
 // selectGfx is selectArchs for AMD: PYTORCH_ROCM_ARCH, else the GPUs of this machine, else what
 // hipcc takes by itself.
 func (p *planner) selectGfx() error {
-	if !p.hip || hasPrefix(p.spec.Flags.HIP, "--offload-arch") {
+	if !p.rocm || hasPrefix(p.spec.Flags.HIP, "--offload-arch") {
 		return nil
 	}
 	const name = "PYTORCH_ROCM_ARCH"
@@ -281,6 +297,9 @@ func (p *planner) commands() {
 		}
 	}
 	for _, dir := range s.Include {
+		if p.translated {
+			common = append(common, "-I"+tokenHIP+s.path(dir))
+		}
 		common = append(common, "-I"+s.path(dir))
 	}
 	for _, dir := range p.systemIncludes() {
@@ -311,7 +330,7 @@ func (p *planner) commands() {
 			argv = p.host(u.kind, common, standard)
 		}
 		u.memory = memory
-		u.argv = append(argv, "-MD", "-MF", tokenObject+".d", "-c", u.source, "-o", tokenObject)
+		u.argv = append(argv, "-MD", "-MF", tokenObject+".d", "-c", tokenSource, "-o", tokenObject)
 	}
 	p.linkCommand()
 }
@@ -328,6 +347,9 @@ func (p *planner) host(kind string, common []string, standard string) []string {
 	flags := p.spec.Flags.CXX
 	argv := append([]string{p.cxx().Path}, common...)
 	argv = append(argv, "-fPIC")
+	if p.rocm || p.spec.Torch && p.m.Torch.HIP != "" {
+		argv = append(argv, hipDefines...)
+	}
 	if kind == kindC {
 		// The driver takes C for C, whatever it is called.
 		argv = append(argv, "-x", "c")
@@ -400,12 +422,20 @@ func (p *planner) hostCompiler() string {
 	return ""
 }
 
+// hipDefines are those that torch's headers expect of every file where torch is for ROCm.
+var hipDefines = []string{"-D__HIP_PLATFORM_AMD__=1", "-DUSE_ROCM=1", "-DHIPBLAS_V2"}
+
 func (p *planner) hipcc(common []string, standard string) []string {
 	flags := p.spec.Flags.HIP
 	argv := append([]string{p.m.ROCm[0].HIPCC}, common...)
-	argv = append(argv, "-fPIC", "-D__HIP_PLATFORM_AMD__=1", "-DUSE_ROCM=1", "-DHIPBLAS_V2")
+	argv = append(append(argv, "-fPIC"), hipDefines...)
 	if p.spec.Torch {
 		argv = append(argv, "-DCUDA_HAS_FP16=1", "-D__HIP_NO_HALF_OPERATORS__=1", "-D__HIP_NO_HALF_CONVERSIONS__=1", "-DWITH_HIP")
+		// Newer releases have more, and say so themselves.
+		const more = "HIP_ENABLE_WARP_SYNC_BUILTINS"
+		if text, err := os.ReadFile(filepath.Join(p.m.Torch.Dir, "utils", "cpp_extension.py")); err == nil && strings.Contains(string(text), more) {
+			argv = append(argv, "-D"+more+"=1")
+		}
 	}
 	argv = append(argv, p.gfx.OffloadFlags()...)
 	if !hasPrefix(flags, "-fgpu-rdc") && !hasPrefix(flags, "-fno-gpu-rdc") {
@@ -443,7 +473,7 @@ func (p *planner) systemIncludes() []string {
 			}
 		}
 	}
-	if p.hip {
+	if p.rocm {
 		dirs = append(dirs, filepath.Join(p.m.ROCm[0].Home, "include"))
 	}
 	if inc := p.m.Python.Include; inc != "" {
@@ -483,7 +513,7 @@ func (p *planner) linkCommand() {
 		switch {
 		case p.cuda:
 			argv = append(argv, "-lc10_cuda", "-ltorch_cpu", "-ltorch_cuda")
-		case p.hip:
+		case p.rocm:
 			argv = append(argv, "-lc10_hip", "-ltorch_cpu", "-ltorch_hip")
 		default:
 			argv = append(argv, "-ltorch_cpu")
@@ -501,7 +531,7 @@ func (p *planner) linkCommand() {
 			argv = append(argv, "-L"+filepath.Join(dir, "lib64"))
 		}
 	}
-	if p.hip {
+	if p.rocm {
 		argv = append(argv, "-L"+filepath.Join(m.ROCm[0].Home, "lib"), "-lamdhip64")
 	}
 	p.link = append(argv, "-o", tokenOutput)
@@ -572,9 +602,15 @@ func (p *planner) identify() error {
 		add("nvcc host compiler", value)
 		add("archs", p.archs.String())
 	}
-	if p.hip {
+	if p.rocm {
 		add("hipcc", m.ROCm[0].Version+" "+identify(m.ROCm[0].HIPCC))
 		tools = append(tools, m.ROCm[0].HIPCC)
+		if p.translated {
+			add("hipify", hipifyIdentity(m.Torch.Dir))
+			for _, name := range hipifyFiles {
+				tools = append(tools, filepath.Join(m.Torch.Dir, "utils", "hipify", name))
+			}
+		}
 	}
 	p.files = append(p.files, tools...)
 	if s.Torch {
@@ -676,17 +712,29 @@ func hasPrefix(list []string, prefix string) bool {
 }
 
 // fill puts the places of one run into a command.
-func fill(argv []string, object, output string) []string {
+func (p *plan) fill(argv []string, source, object, output string) []string {
+	hip := ""
+	if p.hip != nil {
+		hip = p.hip.Dir
+	}
 	out := make([]string, len(argv))
 	for i, a := range argv {
-		out[i] = strings.NewReplacer(tokenObject, object, tokenOutput, output).Replace(a)
+		out[i] = strings.NewReplacer(tokenHIP, hip, tokenSource, source, tokenObject, object, tokenOutput, output).Replace(a)
 	}
 	return out
 }
 
+// source is the path of a unit's source for its compiler, relative to Root where it is the project's.
+func (p *plan) source(u unit) string {
+	if p.hip != nil {
+		return p.hip.path(p.spec.path(u.source))
+	}
+	return u.source
+}
+
 // command is the whole command of a unit.
 func (p *plan) command(u unit, dir string) []string {
-	argv := fill(u.argv, filepath.Join(dir, u.object), "")
+	argv := p.fill(u.argv, p.source(u), filepath.Join(dir, u.object), "")
 	if p.launcher != "" {
 		argv = append([]string{p.launcher}, argv...)
 	}
@@ -695,7 +743,7 @@ func (p *plan) command(u unit, dir string) []string {
 
 // linkCommand is the whole command that links the objects.
 func (p *plan) linkCommand(dir, output string) []string {
-	argv := fill(p.link, "", output)
+	argv := p.fill(p.link, "", "", output)
 	objects := make([]string, len(p.units))
 	for i, u := range p.units {
 		objects[i] = filepath.Join(dir, u.object)

@@ -80,7 +80,10 @@ type Prebuilt struct {
 	Wheels []string
 }
 
-var moduleName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+var (
+	moduleName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	fileName   = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.+-]*$`) // of libraries and programs
+)
 
 const (
 	maxSpecBytes = 8 << 20
@@ -99,6 +102,7 @@ func ParseSpec(file, dir string, text []byte) (*Spec, diag.List) {
 	if node := d.document(); node != nil {
 		d.spec(node, spec)
 	}
+	d.list.Sort()
 	if d.list.HasErrors() {
 		return nil, d.list
 	}
@@ -282,13 +286,12 @@ func (d *specDecoder) texts(out *[]string) func(*yaml.Node) {
 
 func (d *specDecoder) spec(n *yaml.Node, s *Spec) {
 	var root string
+	var name *yaml.Node
 	seen := d.fields(
 		n,
 		field{"name", func(n *yaml.Node) {
 			d.text1(&s.Name)(n)
-			if !moduleName.MatchString(s.Name) && n.Kind == yaml.ScalarNode {
-				d.errorf(n, "use letters, digits and _", "%q is not the name of a Python module", s.Name)
-			}
+			name = n
 		}},
 		field{"root", d.text1(&root)},
 		field{"sources", func(n *yaml.Node) {
@@ -339,6 +342,13 @@ func (d *specDecoder) spec(n *yaml.Node, s *Spec) {
 			}
 		}},
 	)
+	switch {
+	case name == nil || name.Kind != yaml.ScalarNode:
+	case s.isModule() && !moduleName.MatchString(s.Name):
+		d.errorf(name, "use letters, digits and _", "%q is not the name of a Python module", s.Name)
+	case !fileName.MatchString(s.Name):
+		d.errorf(name, "use letters, digits, dots, dashes and _", "%q is not the name of a %s", s.Name, s.Kind)
+	}
 	for _, name := range []string{"name", "sources"} {
 		if seen[name] == nil && n.Kind == yaml.MappingNode && (name != "sources" || seen["inline"] == nil) {
 			d.errorf(n, "add "+name+":", "the key %q is missing", name)

@@ -27,6 +27,7 @@ import (
 //	v1/failed/           what did not compile, for ten minutes
 //	v1/memory/, loads/   answers that hold as long as nothing changes
 //	v1/inline/SUM/       sources that came as text
+//	v1/hip/SUM/          sources that torch's hipify translated, with their headers
 //
 // A KEY is the digest of all inputs but the headers (BASE) and that of the headers. Several
 // processes, also of several containers or machines, may use one store at the same time.
@@ -45,13 +46,14 @@ const (
 	loadsDir     = "loads"
 	snapshotsDir = "snapshots"
 	inlineDir    = "inline" // sources that came as text
+	hipDir       = "hip"    // what torch's hipify made of .cu files
 )
 
 // moduleDir is the folder of the modules of a name. A module may be called as one of the store's own
 // folders.
 func (s *Store) moduleDir(name string) string {
 	switch name {
-	case tmpDir, failedDir, memoryDir, loadsDir, snapshotsDir, inlineDir:
+	case tmpDir, failedDir, memoryDir, loadsDir, snapshotsDir, inlineDir, hipDir:
 		name += ".module" // a name that no module can have
 	}
 	return filepath.Join(s.dir(), name)
@@ -505,7 +507,7 @@ func (s *Store) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 	for _, old := range []struct {
 		dir string
 		age time.Duration
-	}{{failedDir, 7 * 24 * time.Hour}, {memoryDir, 30 * 24 * time.Hour}, {loadsDir, 30 * 24 * time.Hour}, {snapshotsDir, 30 * 24 * time.Hour}, {inlineDir, 30 * 24 * time.Hour}} {
+	}{{failedDir, 7 * 24 * time.Hour}, {memoryDir, 30 * 24 * time.Hour}, {loadsDir, 30 * 24 * time.Hour}, {snapshotsDir, 30 * 24 * time.Hour}, {inlineDir, 30 * 24 * time.Hour}, {hipDir, 30 * 24 * time.Hour}} {
 		removeOld(filepath.Join(s.dir(), old.dir), old.age)
 	}
 	return r, context.Cause(ctx)

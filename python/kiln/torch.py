@@ -131,7 +131,7 @@ def _load(a, inline=None):
     if a.get("is_standalone") and a["is_python_module"]:
         raise ValueError("`is_python_module` and `is_standalone` are mutually exclusive.")
     kind = "program" if a.get("is_standalone") else "module" if a["is_python_module"] else "library"
-    cuda = _words(a["extra_cuda_cflags"])
+    cxx, cuda = _words(a["extra_cflags"]), _words(a["extra_cuda_cflags"])
     spec = {
         "name": a["name"],
         "kind": kind,
@@ -140,7 +140,8 @@ def _load(a, inline=None):
         "c_as_cxx": True,
         # A folder that is not there is no mistake for a compiler.
         "include": [p for p in map(os.path.abspath, (p.strip() for p in _list(a["extra_include_paths"]))) if os.path.isdir(p)],
-        "flags": {"cxx": _words(a["extra_cflags"]), "nvcc": cuda, "hip": cuda, "link": _words(a["extra_ldflags"])},
+        # torch gives the flags of C++ to hipcc too, but not to nvcc.
+        "flags": {"cxx": cxx, "nvcc": cuda, "hip": cxx + cuda, "link": _words(a["extra_ldflags"])},
         "prebuilt": False,
     }
     if inline:
@@ -151,11 +152,12 @@ def _load(a, inline=None):
         spec["root"] = os.path.commonpath([os.path.dirname(s) for s in sources]) if sources else os.getcwd()
         spec["sources"] = sources
     answer = _ask(spec, a["build_directory"], a["verbose"])
-    if a["build_directory"]:
-        _place(answer["path"], os.path.join(a["build_directory"], a["name"] + ("" if kind == "program" else ".so")))
-    if kind == "program":
-        return answer["path"]
-    return _import(answer, kind == "module")
+    link = _place(answer["path"], a["name"] + ("" if kind == "program" else ".so"), a["name"], a["build_directory"])
+    if kind == "module":
+        return _import(answer)
+    if kind == "library":
+        _import(answer, False)
+    return link or answer["path"]
 
 
 _ninja = re.compile(r"\$(?:([$ :])|\{[\w.-]+\}|[\w-]+)")
@@ -170,11 +172,22 @@ def _words(flags):
     return shlex.split(line)
 
 
-def _place(path, link):
-    """Leave a link where torch would have left the file itself."""
-    temporary = "%s.%d" % (link, os.getpid())
-    os.symlink(path, temporary)
-    os.replace(temporary, link)
+def _place(path, file, name, folder):
+    """Leave a link where torch would have left the file, for programs that look there; None where that cannot be done."""
+    try:
+        if not folder:
+            import torch.utils.cpp_extension as theirs
+
+            folder = theirs._get_build_directory(name, False)
+        os.makedirs(folder, exist_ok=True)
+        link = os.path.join(folder, file)
+        if not os.path.islink(link) or os.readlink(link) != path:
+            temporary = "%s.%d" % (link, os.getpid())
+            os.symlink(path, temporary)
+            os.replace(temporary, link)
+        return link
+    except (ImportError, AttributeError, OSError):
+        return None
 
 
 def install():

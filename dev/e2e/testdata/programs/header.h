@@ -1,0 +1,1 @@
+#define HEADER 100000

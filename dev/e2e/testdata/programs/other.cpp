@@ -1,0 +1,1 @@
+int other_value() { return 11; }

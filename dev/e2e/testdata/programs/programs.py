@@ -1,6 +1,6 @@
 """Calls of torch.utils.cpp_extension.load and load_inline with the arguments that public programs use, and sources of our own.
 
-    programs.py NAME     prints, as JSON, how the loaded module behaves; without a NAME, the names
+    programs.py NAME     prints, as JSON, how the loaded module behaves; without a NAME, the names; kill is for proof.py
 
 A name says which program has the arguments. The same call is made with torch's loader and with kiln's (python -m kiln.torch).
 """
@@ -183,6 +183,16 @@ def mistake():
         return "RuntimeError", "mistake" in str(e)
 
 
+def kill():
+    value = int(os.environ["KILL_ROUND"])
+    module = load(
+        name="killed", sources=[CPP, CU, OTHER], extra_cflags=["-DWITH_KERNEL", "-DWITH_OTHER", "-DHIDDEN_SIZE=%d" % value],
+        extra_cuda_cflags=["-DTmax=%d" % value, "-lineinfo"],
+    )
+    assert module.kernel() // 1000 % 1000 >= value and module.other() == 11
+    print("killed says", module.hidden_size())
+
+
 PROGRAMS = [
     exllamav2, rwkv4, rwkv7, stylegan3, nvdiffrast, torch_ngp, megatron, colbert, gaussian_mixtures, brevitas, gptqmodel, qtorch, xlstm,
     pytorch_standalone, own_folder, spikingjelly, kernelbench, alphafold_kernels, warp, mistake, direct_voxel,
@@ -218,6 +228,8 @@ if __name__ == "__main__":
     programs = {p.__name__: p for p in PROGRAMS}
     if len(sys.argv) == 1:
         print("\n".join(programs))
+    elif sys.argv[1] == "kill":
+        kill()
     else:
         sys.stdout.flush()
         saved = os.dup(1)

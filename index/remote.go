@@ -115,6 +115,9 @@ type statusError struct {
 }
 
 func (e *statusError) Error() string {
+	if e.code == http.StatusUnauthorized {
+		return e.url + ": the index is private, and there is no valid token for it in the URL or in ~/.netrc"
+	}
 	return fmt.Sprintf("%s: %d %s", e.url, e.code, http.StatusText(e.code))
 }
 

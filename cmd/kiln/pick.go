@@ -97,6 +97,7 @@ func (a *app) pick(ctx context.Context, arg string, f pickFlags) error {
 	if err != nil {
 		return err
 	}
+	a.secrets.AddNetRC(f.index)
 	files, simpleURL, err := pick.Files(ctx, f.index, req.Name, a.secrets.Transport(http.DefaultTransport), a.log)
 	if err != nil {
 		return err

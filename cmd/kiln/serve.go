@@ -40,6 +40,7 @@ type serveFlags struct {
 	certFile, keyFile          string
 	tokens, accessLog          string
 	readOnly, insecure         bool
+	private                    bool
 	maxFile, maxProject, total string
 	maxUploads                 int
 	maxConnections, perAddress int
@@ -82,7 +83,8 @@ Without a folder, it is the index in ./index, or else the wheels in ./dist.`,
 	flags.StringVar(&f.baseURL, "base-url", "", "`URL` at which users see the index, for the commands on pages (default: what the browser asks for)")
 	flags.StringVar(&f.title, "title", "", "`name` of the index on its pages (default \"kiln index\")")
 	flags.BoolVar(&f.readOnly, "read-only", false, "refuse uploads")
-	flags.BoolVar(&f.insecure, "insecure-uploads", false, "accept uploads without TLS from other machines; for a server behind a proxy that does TLS")
+	flags.BoolVar(&f.private, "private", false, "answer nothing without a token; see \"kiln serve token create --read\"")
+	flags.BoolVar(&f.insecure, "insecure-uploads", false, "accept tokens without TLS from other machines; for a server behind a proxy that does TLS")
 	flags.StringVar(&f.certFile, "tls-cert", "", "certificate `file` (PEM); a renewed one is taken without a restart")
 	flags.StringVar(&f.keyFile, "tls-key", "", "private key `file` (PEM)")
 	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "`address` of a second listener with /metrics for Prometheus (default: none)")
@@ -106,7 +108,7 @@ Without a folder, it is the index in ./index, or else the wheels in ./dist.`,
 func (f *serveFlags) registerFolder(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&f.dir, "dir", "index", "`folder` of the index; it is made if it does not exist")
-	flags.StringVar(&f.tokens, "tokens", "", "`file` of the tokens for uploads (default: .kiln/tokens.json in the folder)")
+	flags.StringVar(&f.tokens, "tokens", "", "`file` of the tokens (default: .kiln/tokens.json in the folder)")
 	_ = cmd.MarkPersistentFlagDirname("dir")
 }
 
@@ -167,7 +169,7 @@ func (a *app) serve(ctx context.Context, f serveFlags) (err error) {
 			return errors.Join(err, listener.Close())
 		}
 		mux := http.NewServeMux()
-		mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) { server.WriteMetrics(w) })
+		mux.Handle("GET /metrics", server.PermitAll(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { server.WriteMetrics(w) })))
 		servers = append(servers, &http.Server{Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10})
 		listeners = append(listeners, serve.LimitListener(l, metricsConnections, a.log))
 	}
@@ -259,7 +261,7 @@ func serveAll(ctx context.Context, s *serve.Server, servers []*http.Server, list
 // serverOptions turns flags into options. The function closes the access log.
 func (a *app) serverOptions(f serveFlags) (opts serve.Options, closeLog func(), err error) {
 	closeLog = func() {}
-	opts = serve.Options{ReadOnly: f.readOnly, InsecureUploads: f.insecure, MaxUploads: f.maxUploads, PageAge: f.pageAge, Log: a.log, MaxConnections: f.maxConnections, MaxPerAddress: f.perAddress}
+	opts = serve.Options{Private: f.private, ReadOnly: f.readOnly, InsecureUploads: f.insecure, MaxUploads: f.maxUploads, PageAge: f.pageAge, Log: a.log, MaxConnections: f.maxConnections, MaxPerAddress: f.perAddress}
 	for _, limit := range []struct {
 		flag  string
 		value int
@@ -285,7 +287,7 @@ func (a *app) serverOptions(f serveFlags) (opts serve.Options, closeLog func(), 
 	if opts.Tokens, err = f.openTokens(); err != nil {
 		return opts, closeLog, err
 	}
-	if opts.Pages, err = web.Maker(web.Options{BaseURL: f.baseURL, Title: f.title, Log: a.log}); err != nil {
+	if opts.Pages, err = web.Maker(web.Options{BaseURL: f.baseURL, Title: f.title, Private: f.private, Log: a.log}); err != nil {
 		return opts, closeLog, err
 	}
 	var out io.Writer
@@ -333,6 +335,9 @@ func (a *app) announce(f serveFlags, scheme string, listeners []net.Listener, st
 	fmt.Fprintf(a.stdout, "%s: %s, %s\n", store.Dir(), units.Count(projects, "project"), units.Count(files, "file"))
 	fmt.Fprintf(a.stdout, "  pages     %s\n", url)
 	fmt.Fprintf(a.stdout, "  install   pip install PACKAGE --only-binary PACKAGE --extra-index-url %ssimple/\n", url)
+	if f.private {
+		fmt.Fprintln(a.stdout, "  private   with tokens of kiln serve token create --read, for user __token__; pip and uv find them in ~/.netrc")
+	}
 	if !f.readOnly {
 		fmt.Fprintf(a.stdout, "  upload    twine upload --repository-url %slegacy/ FILE…\n", url)
 	}
@@ -401,7 +406,7 @@ func readKeyPair(certFile, keyFile string) (tls.Certificate, error) {
 func (a *app) serveTokenCommand(f *serveFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "token",
-		Short:   "Make, list and revoke the tokens with which twine and uv upload",
+		Short:   "Make, list and revoke tokens: to upload, and to read a private index",
 		Example: "  kiln serve token create --project 'flash-attn' --note ci",
 	}
 	cmd.AddCommand(a.tokenCreateCommand(f), a.tokenListCommand(f), a.tokenRevokeCommand(f))
@@ -417,8 +422,9 @@ func (a *app) tokenCreateCommand(f *serveFlags) *cobra.Command {
 		Short: "Make a token and print it, once",
 		Long: `Prints a new token on standard output. Only its hash is stored, so that it cannot be shown again.
 A running server knows it at once. Clients give it as password of the user __token__.`,
-		Example: "  TWINE_PASSWORD=$(kiln serve token create --project 'exllama*' --valid 2160h)",
-		Args:    cobra.NoArgs,
+		Example: "  TWINE_PASSWORD=$(kiln serve token create --project 'exllama*' --valid 2160h)\n" +
+			"  kiln serve token create --read --project '*' --note 'the team'",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("valid") {
 				if valid <= 0 {
@@ -443,7 +449,8 @@ A running server knows it at once. Clients give it as password of the user __tok
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringSliceVar(&token.Projects, "project", nil, "project `pattern` that it may upload to, such as flash-attn or 'exllama*' (required; '*' is every project)")
+	flags.BoolVar(&token.ReadOnly, "read", false, "the token reads a private index, and uploads nothing")
+	flags.StringSliceVar(&token.Projects, "project", nil, "project `pattern` that it is for, such as flash-attn or 'exllama*' (required; '*' is every project)")
 	flags.StringVar(&token.Note, "note", "", "`text` that says whose token it is")
 	flags.DurationVar(&valid, "valid", 0, "`time` after which it ends, such as 2160h (default: never)")
 	flags.BoolVar(&asJSON, "json", false, "print JSON")
@@ -474,13 +481,13 @@ func (a *app) tokenListCommand(f *serveFlags) *cobra.Command {
 				_, err := fmt.Fprintln(a.stdout, "No tokens.")
 				return err
 			}
-			table := ui.NewTable("ID", "PROJECTS", "CREATED", "EXPIRES", "NOTE")
+			table := ui.NewTable("ID", "FOR", "PROJECTS", "CREATED", "EXPIRES", "NOTE")
 			for _, t := range list {
 				expires := "never"
 				if !t.Expires.IsZero() {
 					expires = t.Expires.Format(time.DateOnly)
 				}
-				table.Add(t.ID, strings.Join(t.Projects, " "), t.Created.Format(time.DateOnly), expires, t.Note)
+				table.Add(t.ID, strings.Join(t.Scopes, " "), strings.Join(t.Projects, " "), t.Created.Format(time.DateOnly), expires, t.Note)
 			}
 			return table.Write(a.stdout, a.out)
 		},

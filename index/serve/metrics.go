@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -97,7 +98,7 @@ func (s *Server) WriteMetrics(w io.Writer) {
 	fmt.Fprintf(out, "kiln_uploads_total{result=\"unchanged\"} %d\n", m.uploadsUnchanged.Load())
 	fmt.Fprintf(out, "kiln_uploads_total{result=\"refused\"} %d\n", m.uploadsRefused.Load())
 	single("kiln_upload_bytes_total", "counter", "Bytes of files received.", float64(m.uploadBytes.Load()))
-	single("kiln_auth_failures_total", "counter", "Uploads with a wrong token.", float64(m.authFailures.Load()))
+	single("kiln_auth_failures_total", "counter", "Requests with a wrong token.", float64(m.authFailures.Load()))
 	projects, files := s.Catalog().Len()
 	single("kiln_index_projects", "gauge", "Projects in the index.", float64(projects))
 	single("kiln_index_files", "gauge", "Files in the index.", float64(files))
@@ -122,7 +123,9 @@ type recorder struct {
 	status  int
 	bytes   int64
 	handler handlerKind
-	token   string // ID of the token of an upload
+	token   string // ID of the token that was used
+	limited *Token // what a list shows, if not everything
+	private bool   // for this client alone, so no shared cache may keep it
 	begin   time.Time
 
 	stall    time.Duration // how long the client may take nothing
@@ -141,14 +144,29 @@ func (w *recorder) code() int {
 
 // WriteHeader remembers the status.
 func (w *recorder) WriteHeader(code int) {
+	w.restrict()
 	if w.status == 0 && code >= 200 {
 		w.status = code
 	}
 	w.ResponseWriter.WriteHeader(code)
 }
 
+// restrict takes back what handlers say of shared caches. It is called before the header is sent.
+func (w *recorder) restrict() {
+	if !w.private {
+		return
+	}
+	h := w.Header()
+	if age, ok := strings.CutPrefix(h.Get("Cache-Control"), "public"); ok {
+		h.Set("Cache-Control", "private"+age)
+	}
+	h.Add("Vary", "Authorization")
+	w.private = false
+}
+
 // Write counts, and gives the client more time.
 func (w *recorder) Write(p []byte) (int, error) {
+	w.restrict()
 	if now := time.Now(); now.Sub(w.extended) > w.stall/16 {
 		w.extended = now
 		_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(now.Add(w.stall)) // not every writer has deadlines
@@ -167,6 +185,7 @@ func (w *recorder) sendPage(file *sendfile) bool {
 	if !ok {
 		return false
 	}
+	w.restrict()
 	to.Flush()                                   // the head, as otherwise a part of the page is copied to look for its type
 	n, _ := to.ReadFrom(&pageReader{file: file}) // the client went away
 	w.bytes += n
@@ -184,6 +203,7 @@ func (w *recorder) ReadFrom(src io.Reader) (int64, error) {
 	if !ok || !ok2 {
 		return io.Copy(struct{ io.Writer }{w}, src)
 	}
+	w.restrict()
 	control := http.NewResponseController(w.ResponseWriter)
 	var sent int64
 	for limited.N > 0 {

@@ -58,6 +58,9 @@ type Options struct {
 	// that they name in X-Forwarded-For.
 	TrustedProxies []netip.Prefix
 
+	// Private answers nothing but /healthz without a token. A token for some projects reads these;
+	// lists and pages about the whole index need one for all.
+	Private bool
 	// PageAge is how long clients may use a page without asking again. Default one minute.
 	PageAge time.Duration
 	// PageCacheBytes is how much memory pages may take. Default 64 MiB.
@@ -95,6 +98,7 @@ type Server struct {
 	opts    Options
 	metrics serverMetrics
 	uploads *uploader
+	fails   failures
 	started time.Time
 	pageAge []string // header of pages
 
@@ -107,6 +111,9 @@ type Server struct {
 
 // New makes a server for the index in store and reads its state.
 func New(ctx context.Context, store Store, opts Options) (*Server, error) {
+	if opts.Private && opts.Tokens == nil {
+		return nil, errors.New("a private server needs tokens to compare with")
+	}
 	if opts.MaxFileBytes == 0 {
 		opts.MaxFileBytes = 4 << 30
 	}
@@ -483,7 +490,7 @@ const (
 
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	rec := &recorder{ResponseWriter: w, stall: s.opts.Stall, begin: time.Now()}
+	rec := &recorder{ResponseWriter: w, stall: s.opts.Stall, begin: time.Now(), private: s.opts.Private}
 	defer s.finish(rec, r)
 	refusal, end := s.gate.begin(r)
 	defer end()
@@ -494,8 +501,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.Set("Connection", "close")
 	}
 	h["X-Content-Type-Options"] = headerNosniff
-	h["Access-Control-Allow-Origin"] = headerStar
-	h["Access-Control-Expose-Headers"] = headerExpose
+	if !s.opts.Private {
+		h["Access-Control-Allow-Origin"] = headerStar
+		h["Access-Control-Expose-Headers"] = headerExpose
+	}
 	if refusal != "" && r.URL.Path != "/healthz" {
 		h.Set("Connection", "close")
 		busy(rec, refusal)
@@ -537,6 +546,9 @@ func (s *Server) route(w *recorder, r *http.Request) {
 		return
 	}
 	path := r.URL.Path
+	if s.opts.Private && path != "/healthz" && !(r.Method == http.MethodPost && isUpload(path)) && !s.permitted(w, r) {
+		return
+	}
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:
 	case http.MethodPost:
@@ -573,6 +585,10 @@ func (s *Server) route(w *recorder, r *http.Request) {
 		s.serveFile(w, r, sn)
 	case path == "/catalog.json":
 		w.handler = handlerPage
+		if w.limited != nil {
+			s.serveRestricted(w, headerJSON, sn.restricted(w.limited).AppendCatalog(nil))
+			return
+		}
 		p := sn.page(&sn.lists, pageKey{view: "catalog.json"}, s.opts.PageCacheBytes, func() ([]byte, bool) {
 			return sn.catalog.AppendCatalog(nil), true
 		})
@@ -647,6 +663,12 @@ func (s *Server) serveSimple(w *recorder, r *http.Request, sn *snapshot, view, r
 		notFound(w)
 		return
 	}
+	if name == "" && w.limited != nil {
+		if v = sn.restricted(w.limited).View(view); v == nil {
+			notFound(w)
+			return
+		}
+	}
 	if name == "" {
 		s.serveRepresentation(w, r, sn, pageKey{view: view}, &sn.lists, func(f index.Format) ([]byte, bool) { return v.AppendList(nil, f), true })
 		return
@@ -698,6 +720,11 @@ func (s *Server) serveRepresentation(w *recorder, r *http.Request, sn *snapshot,
 	key.format = index.HTML
 	if rep == repJSON {
 		key.format = index.JSON
+	}
+	if w.limited != nil {
+		body, _ := render(key.format)
+		s.serveRestricted(w, headerTypes[rep], body)
+		return
 	}
 	p := sn.page(cache, key, s.opts.PageCacheBytes, func() ([]byte, bool) { return render(key.format) })
 	if p.missing {

@@ -40,7 +40,7 @@ type Token struct {
 	// Projects are patterns of normalized project names in which * stands for any run of
 	// characters. "*" is every project.
 	Projects []string `json:"projects"`
-	// Scopes are what the token permits: ScopeUpload.
+	// Scopes are what the token permits: ScopeUpload, ScopeRead.
 	Scopes []string `json:"scopes"`
 	// Created is when the token was made.
 	Created time.Time `json:"created"`
@@ -50,13 +50,24 @@ type Token struct {
 	SHA256 string `json:"sha256"`
 }
 
-// ScopeUpload lets a token add files.
-const ScopeUpload = "upload"
+const (
+	// ScopeUpload lets a token add files, and read what a private index has.
+	ScopeUpload = "upload"
+	// ScopeRead lets a token read what a private index has.
+	ScopeRead = "read"
+)
 
 // Allows reports whether the token permits scope on a project.
 func (t Token) Allows(scope, project string) bool {
-	return slices.Contains(t.Scopes, scope) && slices.ContainsFunc(t.Projects, func(p string) bool { return matchPattern(p, project) })
+	return t.has(scope) && slices.ContainsFunc(t.Projects, func(p string) bool { return matchPattern(p, project) })
 }
+
+func (t Token) has(scope string) bool {
+	return slices.Contains(t.Scopes, scope) || scope == ScopeRead && slices.Contains(t.Scopes, ScopeUpload)
+}
+
+// readsAll reports whether the token permits to read every project, and so the lists of them.
+func (t Token) readsAll() bool { return t.has(ScopeRead) && slices.Contains(t.Projects, "*") }
 
 // matchPattern matches a name against a pattern with *, in linear space and without
 // backtracking over more than the last *.
@@ -89,6 +100,8 @@ type NewToken struct {
 	Projects []string
 	// Expires is when it ends; zero is never.
 	Expires time.Time
+	// ReadOnly makes a token with ScopeRead instead of ScopeUpload.
+	ReadOnly bool
 }
 
 // Tokens is the file of tokens of an index. A change by another process is seen by the next
@@ -193,6 +206,9 @@ func (t *Tokens) Create(ctx context.Context, n NewToken) (secret string, token T
 	token = Token{Note: n.Note, Scopes: []string{ScopeUpload}, Created: time.Now().UTC().Truncate(time.Second), Expires: n.Expires.UTC()}
 	if n.Expires.IsZero() {
 		token.Expires = time.Time{}
+	}
+	if n.ReadOnly {
+		token.Scopes = []string{ScopeRead}
 	}
 	for _, pattern := range n.Projects {
 		p := wheel.NormalizeName(pattern)

@@ -18,7 +18,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -68,8 +67,7 @@ type uploader struct {
 	checks   chan struct{}            // slots of maxChecks
 	reserved map[string]int64         // bytes of files on their way into the index, by project
 
-	fails failures
-	bufs  sync.Pool
+	bufs sync.Pool
 }
 
 // uploadError is an answer other than success.
@@ -208,14 +206,10 @@ func (s *Server) receive(w *recorder, r *http.Request, body io.Reader) (index.Ch
 	if u == nil {
 		return index.Change{}, refuse(http.StatusForbidden, "this server takes no uploads")
 	}
-	if r.TLS == nil && !s.opts.InsecureUploads && !fromLoopback(r) {
-		return index.Change{}, refuse(http.StatusForbidden, "uploads need https: a token must not be sent in clear text")
-	}
-	token, err := u.authenticate(w, r)
+	token, err := s.authenticate(w, r, "uploads need a token: user __token__ and the token as password")
 	if err != nil {
 		return index.Change{}, err
 	}
-	w.token = token.ID
 	if !u.enter(token.ID) {
 		w.Header().Set("Retry-After", "10")
 		return index.Change{}, refuse(http.StatusServiceUnavailable, "too many uploads with this token at once; try again in a moment")
@@ -236,7 +230,7 @@ func (s *Server) receive(w *recorder, r *http.Request, body io.Reader) (index.Ch
 	if err := form.read(r, body); err != nil {
 		return index.Change{}, err
 	}
-	if _, err := u.authenticate(w, r); err != nil { // it may have been revoked meanwhile
+	if _, err := s.authenticate(w, r, "the token is gone"); err != nil { // it may have been revoked meanwhile
 		return index.Change{}, err
 	}
 	return form.publish()
@@ -285,37 +279,6 @@ func (u *uploader) check(ctx context.Context, token string) (end func(), err err
 		<-u.checks
 		<-own
 	}, nil
-}
-
-// authenticate finds the token of a request. A right one always works; who tries many wrong ones
-// is told to wait.
-func (u *uploader) authenticate(w *recorder, r *http.Request) (Token, error) {
-	secret, ok := requestSecret(r)
-	if !ok {
-		return Token{}, refuse(http.StatusUnauthorized, "uploads need a token: user __token__ and the token as password")
-	}
-	token, err := u.server.opts.Tokens.Lookup(secret)
-	if err == nil {
-		return token, nil
-	}
-	if !errors.Is(err, ErrNoToken) {
-		return Token{}, err
-	}
-	u.server.metrics.authFailures.Add(1)
-	if u.fails.add(addressOf(u.server.gate.client(r)), time.Now()) {
-		w.Header().Set("Retry-After", strconv.Itoa(int(failureWindow.Seconds())))
-		return Token{}, refuse(http.StatusTooManyRequests, "too many wrong tokens; wait a minute")
-	}
-	return Token{}, refuse(http.StatusUnauthorized, "the token is not valid")
-}
-
-func fromLoopback(r *http.Request) bool {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return false
-	}
-	ip := net.ParseIP(host)
-	return ip != nil && ip.IsLoopback()
 }
 
 // Wrong tokens of one address within the window beyond which it is told to wait.

@@ -40,6 +40,8 @@ type Options struct {
 	BaseURL string
 	// Title is the name of the index. Default "kiln index".
 	Title string
+	// Private says on pages that installers need a token.
+	Private bool
 	// Skip, if not nil, tells [Render] to leave out the pages of a project, because they are
 	// there already. Nothing else that is shown depends on it.
 	Skip func(p *index.Project) bool
@@ -191,6 +193,8 @@ type frame struct {
 	Page  string // which entry of the navigation it is
 	// Guess says that Base is a guess, which a script replaces with the truth.
 	Guess bool
+	// NetRC is the line of ~/.netrc that gives installers the token of a private index.
+	NetRC string
 }
 
 func (p *pages) frame(title, base string, depth int, name string) frame {
@@ -198,7 +202,11 @@ func (p *pages) frame(title, base string, depth int, name string) frame {
 	if root == "" {
 		root = "./"
 	}
-	return frame{Title: title, Site: cmp.Or(p.opts.Title, "kiln index"), Root: root, Base: base, Page: name, Guess: p.static && p.opts.BaseURL == ""}
+	f := frame{Title: title, Site: cmp.Or(p.opts.Title, "kiln index"), Root: root, Base: base, Page: name, Guess: p.static && p.opts.BaseURL == ""}
+	if u, err := url.Parse(base); err == nil && p.opts.Private {
+		f.NetRC = "machine " + u.Hostname() + " login __token__ password TOKEN"
+	}
+	return f
 }
 
 // homePage lists the projects.

@@ -132,6 +132,11 @@ cross:
 	  $(GO) vet ./...; \
 	done
 
+## dist: make the files of a release in .cache/dist: binaries, wheels, man pages, checksums, SBOM, provenance (ONLY=linux/amd64 to limit, SIGN_KEY=file)
+.PHONY: dist
+dist:
+	$(GO) run ./dev/dist -out $(CACHE)/dist $(if $(ONLY),-only '$(ONLY)') $(if $(SIGN_KEY),-sign-key '$(SIGN_KEY)')
+
 ## clean: remove bin/ and .cache/
 .PHONY: clean
 clean:

@@ -124,7 +124,7 @@ def _read(path):
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     project, tag = _project(), "py3-none-" + platform_tag()
-    stem = "%s-%s" % (project["name"], project["version"])
+    stem = "%s-%s" % (project["name"].replace("-", "_"), project["version"])
     info = stem + ".dist-info/"
     files = [(name, _read(path), 0o644) for name, path in _python_files(".py")]
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 def build_sdist(sdist_directory, config_settings=None):
     """The Go packages that the library is made from, and the Python files."""
     project = _project()
-    stem = "%s-%s" % (project["name"], project["version"])
+    stem = "%s-%s" % (project["name"].replace("-", "_"), project["version"])
     fields = ".GoFiles .CgoFiles .CFiles .HFiles .SFiles .EmbedFiles .IgnoredGoFiles .IgnoredOtherFiles".split()
     listing = "{{if .Module}}{{if .Module.Main}}{{$d := .Dir}}%s{{end}}{{end}}" % "".join(
         '{{range %s}}{{$d}}/{{.}}{{"\\n"}}{{end}}' % f for f in fields

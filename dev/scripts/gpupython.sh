@@ -17,7 +17,7 @@ if [ "${2:-}" = build ]; then exit; fi
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-"$python" -m zipfile -e "$home"/kiln-*.whl "$scratch/site"
+"$python" -m zipfile -e "$home"/kiln_kernels-*.whl "$scratch/site"
 export PYTHONPATH=$scratch/site PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 KILN_TEST_DEVICE=cuda
 unset KILN_LIBRARY
 

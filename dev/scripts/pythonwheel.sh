@@ -15,7 +15,7 @@ step() { printf '\n$ %s\n' "$*" | sed "s|$PWD/||g; s|bin/kiln|kiln|" >&2; "$@"; 
 mkdir -p "$home"
 step "$kiln" plan -f "$file"
 step "$kiln" build -f "$file" --dist "$home/dist" --state "$home/state"
-wheel=$(ls -t "$home"/dist/kiln-*.whl | head -n 1)
+wheel=$(ls -t "$home"/dist/kiln_kernels-*.whl | head -n 1)
 step "$kiln" audit "$wheel"
 rm -rf "$home/public" "$home/index"
 step "$kiln" publish -f "$file" --dist "$home/dist" --state "$home/state" --to "dir:$home/public" --no-index --release 1
@@ -34,6 +34,6 @@ done
 
 rm -rf "$home/venv"
 "$python" -m venv "$home/venv"
-step "$home/venv/bin/python" -m pip install --quiet --disable-pip-version-check --index-url "$url/simple/" kiln
+step "$home/venv/bin/python" -m pip install --quiet --disable-pip-version-check --index-url "$url/simple/" kiln-kernels
 "$home/venv/bin/python" -m pip install --quiet --disable-pip-version-check numpy
 step "$home/venv/bin/python" examples/kiln-python/multiply.py

@@ -86,7 +86,9 @@ func TestRelease(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, argv := range [][]string{
-		{filepath.Join(bin, "kiln"), "version"}, {filepath.Join(bin, "kiln-build"), "version"}, {filepath.Join(bin, "python"), "-m", "kiln_build", "version"},
+		{filepath.Join(bin, "kiln"), "version"},
+		{filepath.Join(bin, "kiln-build"), "version"},
+		{filepath.Join(bin, "python"), "-m", "kiln_build", "version"},
 		{"env", "PYTHONPATH=" + target, python, "-m", "kiln_build", "version"},
 	} {
 		if out, err := execute(t, "", argv...); err != nil || !strings.HasPrefix(out, "kiln 0.") {

@@ -64,9 +64,9 @@ func (c *config) writeWheel(dir string, t target, binary string) error {
 	}
 	stem := strings.ReplaceAll(distribution, "-", "_")
 	info := stem + "-" + c.version + ".dist-info/"
-	tags := ""
+	var tags strings.Builder
 	for platform := range strings.SplitSeq(t.tags, ".") {
-		tags += "Tag: py3-none-" + platform + "\n"
+		tags.WriteString("Tag: py3-none-" + platform + "\n")
 	}
 	type member struct {
 		name       string
@@ -80,7 +80,7 @@ func (c *config) writeWheel(dir string, t target, binary string) error {
 		{info + "METADATA", []byte("Metadata-Version: 2.4\nName: " + distribution + "\nVersion: " + c.version +
 			"\nSummary: Build, ship and run GPU Python packages and quantized models\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n" +
 			"Requires-Python: >=3.8\nDescription-Content-Type: text/markdown\n\n" + string(readme)), false},
-		{info + "WHEEL", []byte("Wheel-Version: 1.0\nGenerator: kiln\nRoot-Is-Purelib: false\n" + tags), false},
+		{info + "WHEEL", []byte("Wheel-Version: 1.0\nGenerator: kiln\nRoot-Is-Purelib: false\n" + tags.String()), false},
 		{info + "entry_points.txt", []byte("[console_scripts]\nkiln-build = kiln_build:main\n"), false},
 	}
 	license, err := os.ReadFile("LICENSE")

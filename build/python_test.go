@@ -1,8 +1,13 @@
 package build
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -18,6 +23,8 @@ import (
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/fsx"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 func TestFindPythons(t *testing.T) {
@@ -136,6 +143,88 @@ func TestPrograms(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestStorePythons lets uv choose from a mirror that has every kind of Python: with and without the
+// lock, for both C libraries. The interpreters are no programs, so this machine can run none of them.
+func TestStorePythons(t *testing.T) {
+	if runtime.GOOS != "linux" || machineArch() == "" {
+		t.Skip("kiln brings Pythons to Linux")
+	}
+	uv := os.Getenv("KILN_UV")
+	if uv == "" {
+		kilntest.Lacking(t, "uv", "KILN_UV is not set")
+	}
+	mirror := t.TempDir()
+	list := map[string]any{}
+	for _, kind := range []struct{ variant, libc string }{{"", "gnu"}, {"freethreaded", "gnu"}, {"", "musl"}, {"freethreaded", "musl"}} {
+		suffix, program := "", "python3.14"
+		var variant any
+		if kind.variant != "" {
+			suffix, program, variant = "+"+kind.variant, "python3.14t", kind.variant
+		}
+		name := "cpython-3.14.1" + suffix + "-linux-" + machineArch() + "-" + kind.libc
+		archive := filepath.Join(mirror, name+".tar.gz")
+		sum := packPython(t, archive, program, name)
+		list[name] = map[string]any{
+			"name": "cpython", "arch": map[string]any{"family": machineArch(), "variant": nil}, "os": "linux", "libc": kind.libc, "major": 3, "minor": 14, "patch": 1,
+			"prerelease": "", "url": "file://" + archive, "sha256": sum, "variant": variant, "build": "1",
+		}
+	}
+	downloads := filepath.Join(mirror, "downloads.json")
+	if err := writeJSONFile(downloads, list); err != nil {
+		t.Fatal(err)
+	}
+	s := &toolStore{dir: t.TempDir(), path: []string{filepath.Dir(uv)}, network: Network{PythonDownloads: downloads}}
+	for _, want := range []struct{ version, libc, name string }{
+		{"3.14", "gnu", "cpython-3.14.1-linux-ARCH-gnu"}, {"3.14t", "gnu", "cpython-3.14.1+freethreaded-linux-ARCH-gnu"},
+		{"3.14", "musl", "cpython-3.14.1-linux-ARCH-musl"}, {"3.14t", "musl", "cpython-3.14.1+freethreaded-linux-ARCH-musl"},
+	} {
+		var log bytes.Buffer
+		got, err := s.python(t.Context(), want.version, want.libc, &log)
+		if err != nil {
+			t.Errorf("%s with %s: %v\n%s", want.version, want.libc, err, log.String())
+			continue
+		}
+		text, err := os.ReadFile(got.program(got.dir, want.version))
+		if name := strings.ReplaceAll(want.name, "ARCH", machineArch()); err != nil || !strings.Contains(string(text), "# "+name+"\n") || got.Version != "3.14.1" {
+			t.Errorf("%s with %s: %s (%v):\n%s", want.version, want.libc, got.Folder, err, text)
+		}
+	}
+	if _, err := s.python(t.Context(), "3.13t", "musl", io.Discard); err == nil || !strings.Contains(err.Error(), "uv knows no cpython-3.13+freethreaded-linux-"+machineArch()+"-musl") {
+		t.Errorf("a Python that the mirror lacks: %v", err)
+	}
+}
+
+// packPython writes an archive as uv expects it, and returns its hash.
+func packPython(t *testing.T, archive, program, says string) string {
+	t.Helper()
+	f, err := os.Create(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	compressed := gzip.NewWriter(f)
+	files := tar.NewWriter(compressed)
+	for name, text := range map[string]string{
+		"python/bin/" + program: "#!/nowhere/sh\n# " + says + "\n",
+		"python/lib/" + program + "/_sysconfigdata__linux_.py": "# system configuration generated and used by the sysconfig module\nbuild_time_vars = {'prefix': '/install'}\n",
+	} {
+		if err := files.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := files.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(files.Close(), compressed.Close()); err != nil {
+		t.Fatal(err)
+	}
+	sum, _, err := fsx.SHA256(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sum
 }
 
 // pruner remembers what it was asked to remove.

@@ -268,20 +268,14 @@ func (s *toolStore) install(ctx context.Context, uv, request, dir string, log io
 	}
 	argv := []string{uv, "python", "install", request}
 	var said bytes.Buffer
-	try := func() error {
-		fmt.Fprintf(log, "$ %s\n", quoteCommand(argv))
-		said.Reset()
-		cmd := run.Cmd{Argv: argv, Dir: dir, Env: sortedEnv(env), Stdout: io.MultiWriter(log, &said), Redact: s.network.Credentials.Values()}
-		_, err := cmd.Run(ctx)
-		return err
-	}
-	err := try()
-	if err != nil && strings.Contains(said.String(), "ytecode") {
-		delete(env, "UV_COMPILE_BYTECODE") // this machine cannot run it, as one for musl
-		err = try()
-	}
+	fmt.Fprintf(log, "$ %s\n", quoteCommand(argv))
+	cmd := run.Cmd{Argv: argv, Dir: dir, Env: sortedEnv(env), Stdout: io.MultiWriter(log, &said), Redact: s.network.Credentials.Values()}
+	_, err := cmd.Run(ctx)
 	if err == nil || ctx.Err() != nil {
 		return err
+	}
+	if strings.Contains(said.String(), "bytecode-compile") {
+		return nil // it is there, and this machine cannot run it: one for musl
 	}
 	text := strings.Join(strings.Fields(said.String()), " ")
 	if strings.Contains(text, "No download found") || strings.Contains(text, "No downloads") {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -196,6 +197,9 @@ func (c *Containers) setupImage(ctx context.Context, base image, spec Spec) (str
 	}
 	defer unlock()
 	if c.opts.LockDir != "" {
+		if err := os.MkdirAll(c.opts.LockDir, 0o777); err != nil {
+			return "", err
+		}
 		lock, err := fsx.Lock(ctx, filepath.Join(c.opts.LockDir, "setup-"+digest[:32]+".lock"))
 		if err != nil {
 			return "", err

@@ -138,7 +138,9 @@ func TestPodman(t *testing.T) {
 }
 
 func TestPodmanSetup(t *testing.T) {
-	boxes := podman(t)
+	podman(t)
+	// As in a new project: nothing is there yet.
+	boxes := sandbox.Container(sandbox.ContainerOptions{Runtime: "podman", LockDir: filepath.Join(t.TempDir(), ".kiln", "locks")})
 	before := command(t, "podman", "images", "--quiet", "--filter", "reference=localhost/kiln-setup")
 	t.Cleanup(func() {
 		for id := range strings.FieldsSeq(command(t, "podman", "images", "--quiet", "--filter", "reference=localhost/kiln-setup")) {

@@ -2,6 +2,7 @@ package build_test
 
 import (
 	"bytes"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -24,6 +26,49 @@ func TestExamples(t *testing.T) {
 			buildExample(t, p)
 		})
 	}
+}
+
+// TestExampleSubmodule builds the example whose code is in a submodule from a stand-in, without the
+// GPU toolkit: the code for that is left out.
+func TestExampleSubmodule(t *testing.T) {
+	t.Parallel()
+	address := submoduleServer(t)
+	p := newProject(t, nil)
+	text, err := os.ReadFile(filepath.Join("..", "examples", "llama-cpp-python", "packages.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := string(text)
+	for old, line := range map[string]string{
+		"https://github.com/abetlen/llama-cpp-python": address + "/git/llama-cpp-python", `cuda: ["12.6.3", "12.8.1"], `: "", `    arch: "8.0 8.6 8.9 9.0"`: "",
+	} {
+		if strings.Count(config, old) != 1 {
+			t.Fatalf("%q is not once in\n%s", old, config)
+		}
+		config = strings.Replace(config, old, line, 1)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "packages.yml"), []byte(config), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	buildExample(t, p)
+}
+
+// submoduleServer serves a stand-in for llama-cpp-python with its submodule.
+func submoduleServer(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	server := httptest.NewServer(kilntest.GitServer(t, root))
+	t.Cleanup(server.Close)
+	for _, name := range []string{"llama.cpp", "llama-cpp-python"} {
+		if err := os.CopyFS(filepath.Join(root, name), os.DirFS(filepath.Join("testdata", "submodule", name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kilntest.Repository(t, filepath.Join(root, "llama.cpp"), "b1")
+	kilntest.Repository(t, filepath.Join(root, "llama-cpp-python"), "v0.3.16",
+		[]string{"submodule", "--quiet", "add", server.URL + "/git/llama.cpp", "vendor/llama.cpp"},
+		[]string{"-C", "vendor/llama.cpp", "checkout", "--quiet", "b1"})
+	return server.URL
 }
 
 // buildExample plans packages.yml for this machine's Python, builds all rows and wants them done and

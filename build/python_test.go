@@ -177,8 +177,10 @@ func TestStorePythons(t *testing.T) {
 	}
 	s := &toolStore{dir: t.TempDir(), path: []string{filepath.Dir(uv)}, network: Network{PythonDownloads: downloads}}
 	for _, want := range []struct{ version, libc, name string }{
-		{"3.14", "gnu", "cpython-3.14.1-linux-ARCH-gnu"}, {"3.14t", "gnu", "cpython-3.14.1+freethreaded-linux-ARCH-gnu"},
-		{"3.14", "musl", "cpython-3.14.1-linux-ARCH-musl"}, {"3.14t", "musl", "cpython-3.14.1+freethreaded-linux-ARCH-musl"},
+		{"3.14", "gnu", "cpython-3.14.1-linux-ARCH-gnu"},
+		{"3.14t", "gnu", "cpython-3.14.1+freethreaded-linux-ARCH-gnu"},
+		{"3.14", "musl", "cpython-3.14.1-linux-ARCH-musl"},
+		{"3.14t", "musl", "cpython-3.14.1+freethreaded-linux-ARCH-musl"},
 	} {
 		var log bytes.Buffer
 		got, err := s.python(t.Context(), want.version, want.libc, &log)
@@ -207,7 +209,7 @@ func packPython(t *testing.T, archive, program, says string) string {
 	compressed := gzip.NewWriter(f)
 	files := tar.NewWriter(compressed)
 	for name, text := range map[string]string{
-		"python/bin/" + program: "#!/nowhere/sh\n# " + says + "\n",
+		"python/bin/" + program:                                "#!/nowhere/sh\n# " + says + "\n",
 		"python/lib/" + program + "/_sysconfigdata__linux_.py": "# system configuration generated and used by the sysconfig module\nbuild_time_vars = {'prefix': '/install'}\n",
 	} {
 		if err := files.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(text))}); err != nil {

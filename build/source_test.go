@@ -8,10 +8,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/http"
-	"net/http/cgi"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -45,29 +43,9 @@ func sdistOf(t *testing.T, root string, files map[string]string) []byte {
 	return out.Bytes()
 }
 
-// gitServer serves the repositories below dir as hosting services do, with git's own server.
-func gitServer(t *testing.T, dir string) http.Handler {
-	t.Helper()
-	path, err := exec.CommandContext(t.Context(), "git", "--exec-path").Output()
-	if err != nil {
-		kilntest.Lacking(t, "git", "%v", err)
-	}
-	return &cgi.Handler{
-		Path: filepath.Join(strings.TrimSpace(string(path)), "git-http-backend"), Root: "/git",
-		Env: []string{"GIT_PROJECT_ROOT=" + dir, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"},
-	}
-}
-
 // repository commits files to a new repository, with git's arguments before the commit.
 func repository(t *testing.T, dir string, files map[string]string, before ...[]string) {
 	t.Helper()
-	git := func(args ...string) {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "commit.gpgsign=false"}, args...)...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("git %v: %v\n%s", args, err, out)
-		}
-	}
 	for name, text := range files {
 		path := filepath.Join(dir, filepath.FromSlash(name))
 		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
@@ -77,18 +55,7 @@ func repository(t *testing.T, dir string, files map[string]string, before ...[]s
 			t.Fatal(err)
 		}
 	}
-	git("init", "--quiet")
-	for _, args := range before {
-		git(args...)
-	}
-	git("add", ".")
-	git("commit", "--quiet", "--message", "one")
-	git("tag", "--annotate", "v1.0", "--message", "the release")
-	// What comes after the tag must not be built.
-	if err := os.WriteFile(filepath.Join(dir, "setup.py"), []byte("raise SystemExit('not the release')"), 0o666); err != nil {
-		t.Fatal(err)
-	}
-	git("commit", "--quiet", "--all", "--message", "two")
+	kilntest.Repository(t, dir, "v1.0", before...)
 }
 
 // TestSources builds from a git tag with a submodule, from an index and from an sdist with its
@@ -96,7 +63,7 @@ func repository(t *testing.T, dir string, files map[string]string, before ...[]s
 func TestSources(t *testing.T) {
 	root := t.TempDir()
 	mux := http.NewServeMux()
-	mux.Handle("/git/", gitServer(t, root))
+	mux.Handle("/git/", kilntest.GitServer(t, root))
 	server := httptest.NewServer(mux)
 	defer server.Close()
 	pkg := func(name, c string) map[string]string {

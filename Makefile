@@ -196,7 +196,7 @@ e2e-build: deps e2e-images
 e2e-stock: export KILN_E2E := stock
 e2e-stock: deps
 	@dev/e2e/stock-images.sh
-	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EStock$$)' -v -count=1 -timeout 3h
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EStock)' -v -count=1 -timeout 3h
 
 ## e2e-share: compile once for several Pythons, in containers; a remote cache; kills (RUN=TestX to limit)
 .PHONY: e2e-share
@@ -275,11 +275,12 @@ e2e-publish: export KILN_E2E := publish
 e2e-publish: $(CACHE)/tools/versitygw
 	$(GO) test ./publish -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
 
-## e2e-workflow: run the generated workflow for real, on this machine, with nektos/act
+## e2e-workflow: run generated workflows for real, on this machine, with nektos/act (RUN=TestX to limit; the images need root)
 .PHONY: e2e-workflow
 e2e-workflow: export KILN_E2E := workflow
 e2e-workflow: deps build $(CACHE)/tools/act
-	$(GO) test ./workflow -run '^TestE2EWorkflow' -v -count=1 -timeout 60m
+	@dev/e2e/stock-images.sh workflow
+	$(GO) test ./workflow -run '$(or $(RUN),^TestE2EWorkflow)' -v -count=1 -timeout 3h
 
 ## e2e-model: compare compiled models with the reference and with exllamav2's own, load them with it, run its converter (RUN=TestX to limit)
 .PHONY: e2e-model

@@ -2,17 +2,20 @@ package e2e_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // stockFamily is one kind of image that people have, made to look alike by stock-images.sh.
@@ -26,7 +29,8 @@ type stockFamily struct {
 	cuda    string
 	glibc   string
 	deps    string // further requirements of CUDA rows
-	torch   string // the torch rows
+	torch   string // the torch rows; "" for none
+	tooNew  string // a Python that needs a newer glibc than the image has
 }
 
 var stockFamilies = []stockFamily{
@@ -44,6 +48,19 @@ var stockFamilies = []stockFamily{
 		name: "debian", image: "docker.io/library/cuda:12.4-devel-debian13", devel: "docker.io/library/cuda:12.4-devel-debian13", other: "docker.io/library/cuda:12.4-runtime-debian13",
 		pythons: []string{"3.12", "3.13"}, cuda: "12.4.0", glibc: "2.41",
 		torch: `{os: debian-13, python: PYTHONS, torch: "2.6.0", image: "docker.io/library/cuda:12.4-devel-debian13"}`,
+	},
+	// Their GCC is too old for torch 2.6.
+	{
+		name: "rocky", image: "nvidia/cuda:13.0.2-devel-rockylinux8", devel: "nvidia/cuda:13.0.2-devel-rockylinux8", other: "docker.io/library/debian:11-slim",
+		pythons: []string{"3.10", "3.11"}, cuda: "13.0.2", glibc: "2.28", tooNew: "3.13",
+	},
+	{
+		name: "ubi", image: "nvidia/cuda:13.0.2-devel-ubi8", devel: "nvidia/cuda:13.0.2-devel-ubi8", other: "nvidia/cuda:13.0.2-runtime-ubuntu22.04",
+		pythons: []string{"3.11"}, cuda: "13.0.2", glibc: "2.28",
+	},
+	{
+		name: "pytorch", image: "docker.io/pytorch/manylinux2_28-builder:cuda13.0", devel: "docker.io/pytorch/manylinux2_28-builder:cuda13.0",
+		test: "docker.io/library/debian:11-slim", other: "nvidia/cuda:13.0.2-runtime-ubuntu22.04", pythons: []string{"3.10", "3.12"}, cuda: "13.0.2", glibc: "2.28", tooNew: "3.13",
 	},
 }
 
@@ -110,15 +127,18 @@ packages:
 // that the images lack and kiln brings: built without network, audited, tested in the runtime twin,
 // installed by pip in another image.
 func TestE2EStock(t *testing.T) {
-	if !slices.Contains(strings.Split(os.Getenv("KILN_E2E"), ","), "stock") {
-		t.Skip("KILN_E2E does not name stock")
-	}
+	kilntest.NeedE2E(t, "stock")
 	store := t.TempDir()
 	for _, f := range stockFamilies {
 		t.Run(f.name, func(t *testing.T) {
 			f.bare(t)
 			t.Run("hello-cuda", func(t *testing.T) { f.build(t, store, false) })
-			t.Run("torch", func(t *testing.T) { f.build(t, store, true) })
+			if f.torch != "" {
+				t.Run("torch", func(t *testing.T) { f.build(t, store, true) })
+			}
+			if f.tooNew != "" {
+				t.Run("too-new", func(t *testing.T) { f.refuse(t, store) })
+			}
 		})
 	}
 }
@@ -145,7 +165,7 @@ func (f *stockFamily) build(t *testing.T, store string, torch bool) {
 	if err := os.WriteFile(filepath.Join(dir, "packages.yml"), []byte(f.packages(t, torch)), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	env := append(os.Environ(), "KILN_CACHE_DIR="+store, "UV_PYTHON_DOWNLOADS_JSON_URL="+filepath.Join(stockCache(t), "pythons", "downloads.json"))
+	env := stockEnv(t, store)
 	run := func(args ...string) string {
 		cmd := exec.CommandContext(t.Context(), kiln(t), args...)
 		cmd.Dir, cmd.Env = dir, env
@@ -179,6 +199,31 @@ func (f *stockFamily) build(t *testing.T, store string, torch bool) {
 	if n != len(f.pythons) {
 		t.Errorf("%d rows were built, want %d", n, len(f.pythons))
 	}
+}
+
+// refuse wants a build with a Python that the image cannot run to fail, with both versions of glibc
+// in the message, and to leave nothing.
+func (f *stockFamily) refuse(t *testing.T, store string) {
+	g := *f
+	g.pythons = []string{f.tooNew}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "packages.yml"), []byte(g.packages(t, false)), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), kiln(t), "build", "--runner", "podman", "--engine-arg=--runtime=runc")
+	cmd.Dir, cmd.Env = dir, stockEnv(t, store)
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "needs glibc 2.35 or newer, and the image "+f.image+" has 2.") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+	if files, _ := filepath.Glob(filepath.Join(dir, "dist", "*.whl")); len(files) > 0 {
+		t.Errorf("built %q", files)
+	}
+}
+
+func stockEnv(t *testing.T, store string) []string {
+	t.Helper()
+	return append(os.Environ(), "KILN_CACHE_DIR="+store, "UV_PYTHON_DOWNLOADS_JSON_URL="+filepath.Join(stockCache(t), "pythons", "downloads.json"))
 }
 
 // check looks at what the record says.
@@ -239,4 +284,160 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 		return
 	}
 	t.Logf("%s: installed in %s: %s", r.Files[0].Name, f.other, strings.TrimSpace(out.String()))
+}
+
+// TestE2EStockSubmodule builds examples/llama-cpp-python with its CUDA code from a stand-in, for the
+// toolkit that there is an image of.
+func TestE2EStockSubmodule(t *testing.T) {
+	kilntest.NeedE2E(t, "stock")
+	root := t.TempDir()
+	server := httptest.NewServer(kilntest.GitServer(t, root))
+	defer server.Close()
+	for _, name := range []string{"llama.cpp", "llama-cpp-python"} {
+		if err := os.CopyFS(filepath.Join(root, name), os.DirFS(repository(t, "build", "testdata", "submodule", name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kilntest.Repository(t, filepath.Join(root, "llama.cpp"), "b1")
+	kilntest.Repository(t, filepath.Join(root, "llama-cpp-python"), "v0.3.16",
+		[]string{"submodule", "--quiet", "add", server.URL + "/git/llama.cpp", "vendor/llama.cpp"},
+		[]string{"-C", "vendor/llama.cpp", "checkout", "--quiet", "b1"})
+	text, err := os.ReadFile(repository(t, "examples", "llama-cpp-python", "packages.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	config := strings.NewReplacer("https://github.com/abetlen", server.URL+"/git", `["12.6.3", "12.8.1"]`, `"13.0.2"`).Replace(string(text))
+	if err := os.WriteFile(filepath.Join(dir, "packages.yml"), []byte(config), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), kiln(t), "build", "--runner", "podman", "--engine-arg=--runtime=runc")
+	cmd.Dir, cmd.Env = dir, stockEnv(t, t.TempDir())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("kiln build: %v\n%s", err, out)
+	}
+	n := 0
+	for r, err := range record.All(filepath.Join(dir, "dist")) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		t.Logf("%s: test %s, %s", r.Files[0].Name, r.Test.Result, r.Recipe.Row.Arch)
+	}
+	if n != 1 {
+		t.Errorf("%d rows were built, want one", n)
+	}
+}
+
+// TestE2EStockPrune builds a row in an image that only a registry has, which is this test. With
+// --prune kiln removes what it pulled and what it made of it; an image that was there stays.
+func TestE2EStockPrune(t *testing.T) {
+	kilntest.NeedE2E(t, "stock")
+	podman := func(env []string, args ...string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "podman", args...)
+		cmd.Env = append(os.Environ(), env...)
+		out, err := cmd.CombinedOutput()
+		return strings.TrimSpace(string(out)), err
+	}
+	layout := t.TempDir()
+	// Another ID than that of the image it is made of, so that nothing else goes with it.
+	made := "localhost/kiln-throw-away:stock"
+	container, err := podman(nil, "create", "docker.io/library/debian:11-slim", "true")
+	if err != nil {
+		t.Fatal(container)
+	}
+	for _, args := range [][]string{
+		{"commit", "-q", "--change", "LABEL kiln.throw-away=" + t.Name(), container, made}, {"rm", container},
+		{"save", "-q", "--format", "oci-dir", "-o", layout, made}, {"image", "rm", made},
+	} {
+		if out, err := podman(nil, args...); err != nil {
+			t.Fatalf("podman %q: %v\n%s", args, err, out)
+		}
+	}
+	registry := httptest.NewServer(serveLayout(t, layout))
+	defer registry.Close()
+	host := strings.TrimPrefix(registry.URL, "http://")
+	image := host + "/kiln/throw-away:stock"
+	dir, store := t.TempDir(), t.TempDir()
+	config := filepath.Join(dir, "registries.conf")
+	for name, text := range map[string]string{
+		config: fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n", host),
+		filepath.Join(dir, "packages.yml"): fmt.Sprintf(`
+packages:
+  wordcount:
+    source: {path: %q}
+    version_from: {file: pyproject.toml}
+    extra_deps: [hatchling]
+    image: %q
+    image_setup: ["touch /completed"]
+    matrix: [{kind: sdist, python: "3.12"}]
+`, repository(t, "examples", "pure-sdist"), image),
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env := append(stockEnv(t, store), "CONTAINERS_REGISTRIES_CONF="+config)
+	setups := func() []string {
+		out, err := podman(env, "images", "-q", "--filter", "label=kiln.throw-away="+t.Name())
+		if err != nil {
+			t.Fatal(out)
+		}
+		return strings.Fields(out)
+	}
+	build := func(args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), kiln(t), append([]string{"build", "--runner", "podman", "--engine-arg=--runtime=runc"}, args...)...)
+		cmd.Dir, cmd.Env = dir, env
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("kiln build: %v\n%s", err, out)
+		}
+		return string(out)
+	}
+	out := build("--prune")
+	if left := setups(); len(left) > 0 {
+		t.Errorf("--prune left %q\n%s", left, out)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "dist")); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := podman(env, "pull", "-q", image); err != nil {
+		t.Fatal(out)
+	}
+	out = build("--prune")
+	if left := setups(); len(left) != 1 {
+		t.Errorf("an image that was there before: %q are left, want it alone\n%s", left, out)
+	}
+	if out, err := podman(env, "image", "rm", image); err != nil {
+		t.Error(out)
+	}
+}
+
+// serveLayout is a registry with one image, read from the folder that podman save writes.
+func serveLayout(t *testing.T, dir string) http.Handler {
+	t.Helper()
+	var index struct {
+		Manifests []struct{ Digest, MediaType string }
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "index.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &index)
+	}
+	if err != nil || len(index.Manifests) != 1 {
+		t.Fatalf("%v: %s", err, text)
+	}
+	manifest := index.Manifests[0]
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		digest := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
+		switch {
+		case r.URL.Path == "/v2/":
+			return
+		case strings.HasSuffix(r.URL.Path, "/manifests/"+digest):
+			digest = manifest.Digest
+			w.Header().Set("Content-Type", manifest.MediaType)
+			w.Header().Set("Docker-Content-Digest", digest)
+		}
+		http.ServeFile(w, r, filepath.Join(dir, "blobs", "sha256", strings.TrimPrefix(digest, "sha256:")))
+	})
 }

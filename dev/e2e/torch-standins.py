@@ -16,14 +16,14 @@ import tempfile
 import zipfile
 
 
-
 def requirements(wheel):
+    """Yield name and version of what gets a stand-in; the real ones of some are small."""
     with zipfile.ZipFile(wheel) as z:
         name = next(n for n in z.namelist() if n.endswith(".dist-info/METADATA"))
         text = z.read(name).decode()
     for line in text.splitlines():
-        m = re.match(r"Requires-Dist: ((?:nvidia|triton)[a-z0-9-]*) ?\(?==([^;) ]+)", line)
-        if m:
+        m = re.match(r"Requires-Dist: ((?:nvidia|triton|cuda-toolkit)[a-z0-9-]*)(?:\[[^]]*\])? ?\(?[=~]=([^;) ]+)", line)
+        if m and not re.match("nvidia-(cuda-runtime|nvtx)", m.group(1)):
             yield m.group(1), m.group(2)
 
 
@@ -42,7 +42,7 @@ def needed(folder):
         "libcublas.so": r"cublas(?!Lt)", "libcublasLt.so": "cublasLt", "libcudnn.so": "cudnn", "libcufft.so": "cufft", "libcurand.so": "curand",
         "libcusolver.so": "cusolver", "libcusparse.so": "cusparse(?!Lt)", "libcusparseLt.so": "cusparseLt", "libnccl.so": "nccl",
         "libnvrtc.so": "nvrtc", "libcudart.so": "(?:cuda|__cuda)", "libcupti.so": "cupti", "libnvToolsExt.so": "nvtx", "libcufile.so": "cuFile",
-        "libnvJitLink.so": "nvJitLink|__nvJitLink",
+        "libnvJitLink.so": "nvJitLink|__nvJitLink", "libnvshmem_host.so": "nvshmem",
     }
     for lib in wanted:
         pattern = prefixes.get(lib.split(".so")[0] + ".so")
@@ -71,47 +71,68 @@ def compile_library(soname, symbols, to):
 def write_wheel(folder, name, version, files):
     """files: path in the wheel to bytes."""
     stem = "%s-%s" % (name.replace("-", "_"), version)
-    info = stem + ".dist-info/"
+    info, platform = stem + ".dist-info/", "manylinux_2_28_x86_64"
+    # Before the real one, which has an older platform in its name, or a Python.
+    tags = ["py3-none"] if name != "triton" else ["%s-%s" % (p, p) for p in ("cp310", "cp311", "cp312", "cp313")]
     files = dict(files)
-    files[info + "METADATA"] = ("Metadata-Version: 2.1\nName: %s\nVersion: %s\nSummary: stands in for the real one\n" % (name, version)).encode()
-    files[info + "WHEEL"] = b"Wheel-Version: 1.0\nGenerator: kiln\nRoot-Is-Purelib: false\nTag: py3-none-manylinux_2_28_x86_64\nBuild: 99\n"
+    text = "Metadata-Version: 2.1\nName: %s\nVersion: %s\nSummary: stands in for the real one\n" % (name, version)
+    if name == "cuda-toolkit":  # a package of packages, of which some are small
+        text += "".join("Requires-Dist: nvidia-%s==%s.*\n" % (n, version.rpartition(".")[0]) for n in ("cuda-runtime", "nvtx"))
+    files[info + "METADATA"] = text.encode()
+    wheel = "Wheel-Version: 1.0\nGenerator: kiln\nRoot-Is-Purelib: false\nBuild: 99\n" + "".join("Tag: %s-%s\n" % (t, platform) for t in tags)
+    files[info + "WHEEL"] = wheel.encode()
     record = "".join(
         "%s,sha256=%s,%d\n" % (p, base64.urlsafe_b64encode(hashlib.sha256(b).digest()).rstrip(b"=").decode(), len(b)) for p, b in files.items()
     )
     files[info + "RECORD"] = (record + info + "RECORD,,\n").encode()
-    # Before the real one, which has an older platform in its name.
-    path = os.path.join(folder, stem + "-99-py3-none-manylinux_2_28_x86_64.whl")
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as z:
-        for p, b in files.items():
-            z.writestr(p, b)
+    for tag in tags:
+        with zipfile.ZipFile(os.path.join(folder, "%s-99-%s-%s.whl" % (stem, tag, platform)), "w", zipfile.ZIP_DEFLATED) as z:
+            for p, b in files.items():
+                z.writestr(p, b)
+
+
+# Which libraries a package has. Those of CUDA 13 are in one folder, and one package has most of them.
+FOLDERS = {
+    "cublas": ["libcublas.so", "libcublasLt.so"], "cuda_cupti": ["libcupti.so"], "cuda_nvrtc": ["libnvrtc.so"], "cudnn": ["libcudnn.so"],
+    "cufft": ["libcufft.so"], "curand": ["libcurand.so"], "cusolver": ["libcusolver.so"], "cusparse": ["libcusparse.so"],
+    "cusparselt": ["libcusparseLt.so"], "nccl": ["libnccl.so"], "nvjitlink": ["libnvJitLink.so"], "cufile": ["libcufile.so"],
+    "nvshmem": ["libnvshmem_host.so"],
+}
+FOLDERS["cuda_toolkit"] = [n for p in ("cublas", "cuda_cupti", "cuda_nvrtc", "cufft", "curand", "cusolver", "cusparse", "nvjitlink", "cufile") for n in FOLDERS[p]]
 
 
 def main(source, out):
-    wheels = sorted(glob.glob(os.path.join(source, "torch-*.whl")))
-    with tempfile.TemporaryDirectory() as tmp:
-        with zipfile.ZipFile(wheels[0]) as z:
-            z.extractall(tmp, [n for n in z.namelist() if re.fullmatch(r"torch/lib/[^/]*\.so[^/]*", n)])
-        libraries = needed(tmp)
-    folders = {
-        "cublas": ["libcublas.so", "libcublasLt.so"], "cuda_cupti": ["libcupti.so"], "cuda_nvrtc": ["libnvrtc.so"], "cuda_runtime": ["libcudart.so"],
-        "cudnn": ["libcudnn.so"], "cufft": ["libcufft.so"], "curand": ["libcurand.so"], "cusolver": ["libcusolver.so"], "cusparse": ["libcusparse.so"],
-        "cusparselt": ["libcusparseLt.so"], "nccl": ["libnccl.so"], "nvtx": ["libnvToolsExt.so"], "nvjitlink": ["libnvJitLink.so"], "cufile": ["libcufile.so"],
-    }
-    for name, version in sorted({r for w in wheels for r in requirements(w)}):
+    """One torch of every version is read. Two versions may require the same library: it has the symbols of both."""
+    packages, seen = {}, set()
+    for wheel in sorted(glob.glob(os.path.join(source, "torch-*.whl"))):
+        version = os.path.basename(wheel).split("-")[1]
+        if version in seen:
+            continue
+        seen.add(version)
+        with tempfile.TemporaryDirectory(dir=out) as tmp:
+            with zipfile.ZipFile(wheel) as z:
+                z.extractall(tmp, [n for n in z.namelist() if re.fullmatch(r"torch/lib/[^/]*\.so[^/]*", n)])
+            libraries = needed(tmp)
+        for requirement in requirements(wheel):
+            short = re.sub(r"^nvidia-|-cu\d+$", "", requirement[0]).replace("-", "_")
+            files = packages.setdefault(requirement, {})
+            for soname in libraries:
+                if soname.split(".so")[0] + ".so" in FOLDERS.get(short, []):
+                    folder = {"cuda_toolkit": "nvidia/cu13", "cusparselt": "cusparselt" if requirement[0].endswith("cu12") else "nvidia/cusparselt"}
+                    path = folder.get(short, "nvidia/" + short) + "/lib/" + soname
+                    files.setdefault(path, set()).update(libraries[soname])
+    for (name, version), wanted in sorted(packages.items()):
         files = {}
-        short = re.sub(r"^nvidia-|-cu\d+$", "", name).replace("-", "_")
-        for stem in folders.get(short, []):
-            for soname in (s for s in libraries if s.split(".so")[0] + ".so" == stem):
-                with tempfile.TemporaryDirectory() as tmp:
-                    path = os.path.join(tmp, "lib.so")
-                    compile_library(soname, libraries[soname], path)
-                    base = "cusparselt/lib/" if short == "cusparselt" else "nvidia/%s/lib/" % short
-                    with open(path, "rb") as f:
-                        files[base + soname] = f.read()
+        for path, symbols in wanted.items():
+            with tempfile.TemporaryDirectory() as tmp:
+                library = os.path.join(tmp, "lib.so")
+                compile_library(os.path.basename(path), symbols, library)
+                with open(library, "rb") as f:
+                    files[path] = f.read()
         if name == "triton":
             files["triton/__init__.py"] = b'raise ImportError("this triton is a stand-in")\n'
         write_wheel(out, name, version, files)
-        print(name, version, sorted(files)[:2])
+        print(name, version, sorted(wanted))
 
 
 main(*sys.argv[1:])

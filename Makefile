@@ -137,6 +137,14 @@ cross:
 dist:
 	$(GO) run ./dev/dist -out $(CACHE)/dist $(if $(ONLY),-only '$(ONLY)') $(if $(SIGN_KEY),-sign-key '$(SIGN_KEY)')
 
+## site: make the documentation site in .cache/site, with MkDocs; a dead link or anchor is an error
+.PHONY: site
+site:
+	@[ -x $(CACHE)/venv-site/bin/mkdocs ] || { python3 -m venv $(CACHE)/venv-site && $(CACHE)/venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r dev/python/site.txt; }
+	python3 dev/scripts/site.py $(CACHE)/site-pages
+	NO_MKDOCS_2_WARNING=1 $(CACHE)/venv-site/bin/mkdocs build --strict --quiet
+	@echo "made $(CACHE)/site/index.html"
+
 ## clean: remove bin/ and .cache/
 .PHONY: clean
 clean:

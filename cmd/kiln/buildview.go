@@ -98,7 +98,7 @@ func (v *buildView) take(e engine.Event) string {
 		return fmt.Sprintf("warn   %s: %s", e.Job, e.Text)
 	case engine.EventRetry:
 		delete(v.running, e.Job)
-		return fmt.Sprintf("retry  %s: %s%s", e.Job, firstLine(e.Error), delayText(e.Delay))
+		return fmt.Sprintf("retry  %s: %s%s", e.Job, reason(e), delayText(e.Delay))
 	case engine.EventFinished:
 		delete(v.running, e.Job)
 		v.spent += e.Wall
@@ -107,7 +107,7 @@ func (v *buildView) take(e engine.Event) string {
 	case engine.EventFailed:
 		delete(v.running, e.Job)
 		v.spent += e.Wall
-		return fmt.Sprintf("FAILED %s: %s", e.Job, firstLine(e.Error))
+		return fmt.Sprintf("FAILED %s: %s", e.Job, reason(e))
 	case engine.EventSkipped:
 		delete(v.running, e.Job)
 		return fmt.Sprintf("skip   %s: %s", e.Job, firstLine(e.Text))
@@ -116,6 +116,11 @@ func (v *buildView) take(e engine.Event) string {
 	case engine.EventReused, engine.EventSubmitted, engine.EventStageDone:
 	}
 	return ""
+}
+
+// reason is why a row failed, without the row, which the line names already.
+func reason(e engine.Event) string {
+	return strings.TrimPrefix(firstLine(e.Error), e.Job+": ")
 }
 
 func firstLine(s string) string {

@@ -137,3 +137,33 @@ func TestArchitecturePage(t *testing.T) {
 		}
 	}
 }
+
+// TestSitePages: every page of docs/ has a place in the navigation of the site, and is linked from
+// the README or another page of docs/, so that readers of the repository find it too.
+func TestSitePages(t *testing.T) {
+	nav, err := os.ReadFile("../../mkdocs.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(pages) < 15 {
+		t.Fatalf("%d pages, %v", len(pages), err)
+	}
+	var texts []byte
+	for _, page := range append(pages, "../../README.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, text...)
+	}
+	for _, page := range pages {
+		name := filepath.Base(page)
+		if shown := strings.TrimPrefix(strings.ReplaceAll("/"+name, "/index.md", "/wheel-index.md"), "/"); !bytes.Contains(nav, []byte(" "+shown+"\n")) {
+			t.Errorf("mkdocs.yml has no %s", shown)
+		}
+		if !bytes.Contains(texts, []byte("("+name)) && !bytes.Contains(texts, []byte("(docs/"+name)) {
+			t.Errorf("no page has a link to docs/%s", name)
+		}
+	}
+}

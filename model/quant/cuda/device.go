@@ -220,6 +220,9 @@ func (d *Device) load(opts Options) error {
 			return err
 		}
 		for _, c := range compiled {
+			if tileRows[c.module] != nil && d.drv.tensorMapEncodeTiled == 0 {
+				continue
+			}
 			image := Image{Name: "compiled " + c.module, Module: c.module, Major: d.info.Major, Minor: d.info.Minor}
 			if err := d.loadModule(image, c.image); err != nil {
 				return err
@@ -229,7 +232,7 @@ func (d *Device) load(opts Options) error {
 	}
 	wanted := required(d.info.Major, d.info.Minor)
 	for _, image := range images.Files {
-		useful := slices.Contains(wanted, image.Module) || tileRows[image.Module] != nil
+		useful := slices.Contains(wanted, image.Module) || tileRows[image.Module] != nil && d.drv.tensorMapEncodeTiled != 0
 		if loaded[image.Module] || !useful || opts.PTX && !image.PTX || !image.runsOn(d.info.Major, d.info.Minor) {
 			continue
 		}

@@ -55,6 +55,7 @@ type driver struct {
 	streamEndCapture, graphInstantiate, graphLaunch, graphExecDestroy, graphDestroy uintptr
 	eventCreate, eventRecord, eventElapsedTime, eventSynchronize, eventDestroy      uintptr
 	getErrorName                                                                    uintptr
+	tensorMapEncodeTiled                                                            uintptr // 0 before CUDA 12.0
 }
 
 // loadDriver loads the driver library once.
@@ -121,6 +122,9 @@ func openDriver(names []string) (*driver, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("CUDA driver %s is too old: %w: %w", path, ErrNotSupported, err)
+	}
+	if address, err := findSymbol(lib, "cuTensorMapEncodeTiled"); err == nil {
+		d.tensorMapEncodeTiled = address
 	}
 	// CUresult cuInit(unsigned int flags)
 	r, _, _ := purego.SyscallN(d.init, 0)
@@ -353,6 +357,33 @@ func (d *driver) launch(f uintptr, config *launchConfig, args unsafe.Pointer, at
 	runtime.KeepAlive(args)
 	runtime.KeepAlive(attributes)
 	return d.check("cuLaunchKernelEx", r)
+}
+
+// tensorMap is CUtensorMap, which the driver wants at a multiple of 64.
+type tensorMap [16]uint64
+
+// encodeTiles describes a matrix of half precision, [rows][columns], whose copies take boxes of so
+// many rows and 64 columns, in 128-byte lines with the 128-byte swizzle. What is behind the last row
+// or column is zero.
+//
+// CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void
+// *address, const cuuint64_t *dimensions, const cuuint64_t *strides, const cuuint32_t *box, const
+// cuuint32_t *elementStrides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+// CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+func (d *driver) encodeTiles(matrix uintptr, rows, columns, boxRows int) (tensorMap, error) {
+	const float16, rank, swizzle128, promote256 = 6, 2, 3, 3
+	var (
+		room       [2 * unsafe.Sizeof(tensorMap{})]byte
+		dimensions = [rank]uint64{uint64(columns), uint64(rows)}
+		strides    = [rank - 1]uint64{2 * uint64(columns)}
+		box        = [rank]uint32{2 * blockRows, uint32(boxRows)}
+		steps      = [rank]uint32{1, 1}
+	)
+	at := unsafe.Add(unsafe.Pointer(&room), -uintptr(unsafe.Pointer(&room))&63)
+	r := call(d.tensorMapEncodeTiled, uintptr(at), float16, rank, matrix,
+		uintptr(unsafe.Pointer(&dimensions)), uintptr(unsafe.Pointer(&strides)), uintptr(unsafe.Pointer(&box)),
+		uintptr(unsafe.Pointer(&steps)), 0, swizzle128, promote256, 0)
+	return *(*tensorMap)(at), d.check("cuTensorMapEncodeTiled", r)
 }
 
 // alloc returns device memory; 0 bytes are the null pointer.

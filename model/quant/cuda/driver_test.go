@@ -66,15 +66,15 @@ func (f *fake) newStream() uintptr {
 	return s
 }
 
-// compileC makes a library of a file in testdata.
-func compileC(t *testing.T, source string) string {
+// compileC makes a library of a file in testdata, with more flags of the compiler.
+func compileC(t *testing.T, source string, flags ...string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
 		kilntest.Lacking(t, "cc", "no C compiler")
 	}
 	path := filepath.Join(t.TempDir(), "libfake.so")
-	args := []string{"-shared", "-fPIC", "-O1", "-o", path, filepath.Join("testdata", source)}
+	args := append(flags, "-shared", "-fPIC", "-O1", "-o", path, filepath.Join("testdata", source))
 	if out, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -248,6 +248,42 @@ func TestOlder(t *testing.T) {
 	for _, opts := range []Options{{Capability: 100}, {Capability: 52}, {Capability: 75, JIT: &JIT{}}} {
 		if _, err := drv.open(opts); err == nil {
 			t.Errorf("%+v: no error", opts)
+		}
+	}
+}
+
+// TestNoTensorMaps: a driver of CUDA 11 does not know what wgmma.cu and tall.cu fetch activations
+// with, so gemm.cu does everything.
+func TestNoTensorMaps(t *testing.T) {
+	drv, err := openDriver([]string{compileC(t, "fakedriver.c", "-DCUDA_11")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nvrtc := compileC(t, "fakenvrtc.c")
+	for _, opts := range []Options{{}, {JIT: &JIT{Library: nvrtc}}} {
+		d, err := drv.open(opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kernel := range d.Kernels() {
+			if strings.HasPrefix(kernel, "kiln_wide_") || strings.HasPrefix(kernel, "kiln_tall_") {
+				t.Errorf("%s is loaded", kernel)
+			}
+		}
+		w, err := d.Upload(t.Context(), matrices(t)["one width"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := d.NewMatrix(300, w.Rows())
+		if err != nil {
+			t.Fatal(err)
+		}
+		dst, err := d.NewMatrix(300, w.Cols())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Gemm(t.Context(), dst, x, w, quant.GemmOptions{}); err != nil {
+			t.Error(err)
 		}
 	}
 }

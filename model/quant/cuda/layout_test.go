@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/kiln-build/kiln/model/quant"
 	"github.com/kiln-build/kiln/model/quant/quanttest"
@@ -194,8 +195,8 @@ func TestPlan(t *testing.T) {
 }
 
 // TestMeasuredPlans holds that the model picks plans that were among the fastest of all on an H200,
-// on 2026-11-15, and on 2026-11-16 for other widths than four (kiln-gpu bench --tune). The file has
-// those within 30 % of the fastest.
+// on 2026-11-16 (kiln-gpu bench --tune), and on 2026-11-15 for up to 16 rows of other sizes. The file
+// has those within 30 % of the fastest.
 func TestMeasuredPlans(t *testing.T) {
 	text, err := os.ReadFile("testdata/h200.json")
 	if err != nil {
@@ -227,7 +228,7 @@ func TestMeasuredPlans(t *testing.T) {
 		case "exl2-6":
 			w.width, w.args.maxWidth, w.args.stride = 6, 6, uint32(x.K/32*6)
 		case "exl2-8/5/4":
-			w.width, w.args.maxWidth, w.args.stride = 0, 8, uint32(x.K/8*9/8)
+			w.width, w.args.maxWidth, w.args.stride, w.args.fours = 0, 8, uint32(x.K/8*9/8), int32(x.K/40)
 		}
 		p, err := d.choose(x.M, w, quant.PathAuto, true)
 		if err != nil {
@@ -247,5 +248,17 @@ func TestMeasuredPlans(t *testing.T) {
 		t.Errorf("the plans take %.1f %% longer than the fastest", 100*mean)
 	} else {
 		t.Logf("the plans take %.1f %% longer than the fastest, on average over %d products", 100*mean, len(measured))
+	}
+}
+
+// TestArguments holds that the structures have the sizes of those in the kernels.
+func TestArguments(t *testing.T) {
+	for name, size := range map[string][2]uintptr{
+		"Weight": {unsafe.Sizeof(weightArgs{}), 72}, "Gemm": {unsafe.Sizeof(gemmArgs{}), 136},
+		"Wide": {unsafe.Sizeof(wideArgs{}), 256}, "Tall": {unsafe.Sizeof(tallArgs{}), 320},
+	} {
+		if size[0] != size[1] {
+			t.Errorf("%s has %d bytes, want %d", name, size[0], size[1])
+		}
 	}
 }

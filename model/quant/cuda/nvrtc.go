@@ -19,8 +19,8 @@ import (
 type JIT struct {
 	// Library is the path of NVRTC. Empty means the one that the loader finds.
 	Library string
-	// Cache is a folder for what was compiled, which takes a minute. Empty means that nothing is kept. Several processes may
-	// use one folder at once.
+	// Cache is a folder for what was compiled, which takes a minute. Empty means that nothing is
+	// kept. Several processes may use one folder at once.
 	Cache string
 }
 
@@ -36,14 +36,14 @@ type Compiler struct {
 	getNumSupportedArchs, getSupportedArchs    uintptr
 }
 
-// NewCompiler loads NVRTC: the library at the path, or the one that the loader finds. Without one the error is
-// ErrNotSupported.
+// NewCompiler loads NVRTC: the library at the path, or the one that the loader finds. Without one
+// the error is ErrNotSupported.
 func NewCompiler(path string) (*Compiler, error) {
 	names := compilerLibraries()
 	if path != "" {
 		names = []string{path}
-		// NVRTC looks for its second library where the loader does, which is not where packages of Python have it. One that is
-		// loaded already is found by its name.
+		// NVRTC looks for its second library where the loader does, which is not where packages of
+		// Python have it. One that is loaded already is found by its name.
 		parts, err := filepath.Glob(filepath.Join(filepath.Dir(path), compilerParts))
 		if err != nil {
 			return nil, fmt.Errorf("NVRTC %s: %w", path, err)
@@ -117,8 +117,9 @@ func (c *Compiler) check(name string, result uintptr) error {
 	return e
 }
 
-// Compile compiles one of the modules that EmbeddedImages names, from the embedded source. The target is a real
-// architecture, "sm_90a" for instance, for machine code, or a virtual one, "compute_80", for PTX.
+// Compile compiles one of the modules that EmbeddedImages names, from the embedded source. The
+// target is a real architecture, "sm_90a" for instance, for machine code, or a virtual one,
+// "compute_80", for PTX.
 func (c *Compiler) Compile(module, target string) ([]byte, error) {
 	out, err := c.compile(module, target)
 	if err != nil {
@@ -157,8 +158,8 @@ func (c *Compiler) compile(module, target string) ([]byte, error) {
 	own.add(string(source))
 	own.add(module + ".cu")
 
-	// nvrtcResult nvrtcCreateProgram(nvrtcProgram *prog, const char *src, const char *name, int numHeaders, const char *const *headers,
-	// const char *const *includeNames)
+	// nvrtcResult nvrtcCreateProgram(nvrtcProgram *prog, const char *src, const char *name, int
+	// numHeaders, const char *const *headers, const char *const *includeNames)
 	var program uintptr
 	r := call(c.createProgram, uintptr(unsafe.Pointer(&program)), own.at(0), own.at(1), uintptr(len(headers)), texts.list(), names.list())
 	if err := c.check("nvrtcCreateProgram", r); err != nil {
@@ -166,7 +167,8 @@ func (c *Compiler) compile(module, target string) ([]byte, error) {
 	}
 	// nvrtcResult nvrtcDestroyProgram(nvrtcProgram *prog)
 	defer func() { call(c.destroy, uintptr(unsafe.Pointer(&program))) }()
-	// nvrtcResult nvrtcCompileProgram(nvrtcProgram prog, int numOptions, const char *const *options)
+	// nvrtcResult nvrtcCompileProgram(nvrtcProgram prog, int numOptions, const char *const
+	// *options)
 	r = call(c.compileProgram, program, uintptr(options.len()), options.list())
 	if err := c.check("nvrtcCompileProgram", r); err != nil {
 		text, logErr := c.result("nvrtcGetProgramLog", c.getLogSize, c.getLog, program)
@@ -179,7 +181,8 @@ func (c *Compiler) compile(module, target string) ([]byte, error) {
 	return c.result("nvrtcGetCUBIN", c.getCUBINSize, c.getCUBIN, program)
 }
 
-// compilerOptions are those of the embedded images; see kernels/generate.go. NVRTC optimizes without being asked.
+// compilerOptions are those of the embedded images; see kernels/generate.go. NVRTC optimizes
+// without being asked.
 func compilerOptions(target string) []string {
 	// Lambdas have no annotation of their own.
 	return []string{"--std=c++17", "--device-as-default-execution-space", "--gpu-architecture=" + target}
@@ -243,7 +246,8 @@ type jitted struct {
 	image  []byte
 }
 
-// compileFor returns the modules for a device. NVRTC is loaded in any case: its version is part of the cache's keys.
+// compileFor returns the modules for a device. NVRTC is loaded in any case: its version is part of
+// the cache's keys.
 func (j *JIT) compileFor(major, minor int) ([]jitted, error) {
 	c, err := NewCompiler(j.Library)
 	if err != nil {
@@ -273,7 +277,8 @@ func (j *JIT) compileFor(major, minor int) ([]jitted, error) {
 	return out, nil
 }
 
-// load returns a file of the cache, nil if there is none or if it is damaged: it begins with the hash of the rest.
+// load returns a file of the cache, nil if there is none or if it is damaged: it begins with the
+// hash of the rest.
 func (j *JIT) load(name string) []byte {
 	if j.Cache == "" {
 		return nil

@@ -67,7 +67,7 @@ func (i Image) Kernels() []string {
 func (i Image) kernels() []string {
 	switch i.Module {
 	case "pack":
-		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_tile", "kiln_permute", "kiln_permute_pairs", "kiln_copy"}
+		return []string{"kiln_pack", "kiln_dequantize", "kiln_gather", "kiln_permute", "kiln_permute_pairs", "kiln_copy"}
 	case "gemm":
 		var names []string
 		fused, direct := fusedShapes, directShapes
@@ -283,7 +283,7 @@ func (d *Device) makeWide(w *Weight, rows, splits int) (plan, error) {
 	if w.args.zeros != 0 {
 		tables *= 2
 	}
-	slot := (2*(rows*64+tables+strips*int(w.args.maxWidth)*unitBytes) + 511) &^ 511
+	slot := (2*(rows*64+tables+strips*int(w.args.maxWidth)*unitBytes) + 1023) &^ 1023
 	p := plan{
 		wide: true, kernel: tileName("wgmma", rows, width, kind), shape: shape{rows / 8, strips}, warps: 12, columnWarps: 1,
 		splits:  max(1, min(splits, int(w.args.blockCount))),
@@ -320,7 +320,7 @@ func (d *Device) makeTall(m int, w *Weight, rows, clusters, sharedTiles int) (pl
 		tall: true, kernel: tileName("tall", rows, 4, kind), shape: shape{rows / 8, 8}, warps: 12, columnWarps: 1, splits: 1,
 		columns: (int(w.args.strips) + 7) / 8, clusters: clusters, sharedTiles: sharedTiles,
 	}
-	slot := (2*(rows*64+tables+tallColumns/stripColumns*int(w.args.maxWidth)*unitBytes) + 511) &^ 511
+	slot := (2*(rows*64+tables+tallColumns/stripColumns*int(w.args.maxWidth)*unitBytes) + 1023) &^ 1023
 	p.stages = min(maxTallStages, (d.info.SharedBytes-maxStaticShared-tallLines)/slot)
 	p.shared = p.stages*slot + tallLines
 	if _, ok := d.functions[p.kernel]; !ok {
@@ -377,8 +377,8 @@ var (
 	mixedFactor = map[shape]float64{{1, 2}: 1.3, {1, 4}: 1.6, {2, 2}: 0.99, {2, 4}: 1.17, {4, 2}: 0.84}
 	// stepTime is what a tile of wgmma.cu needs for 32 rows of four bits, and of others; tallTime
 	// what one of tall.cu needs.
-	stepTime = map[int][2]float64{16: {0.175, 0.34}, 32: {0.173, 0.384}, 64: {0.229, 0.454}, 128: {0.368, 0.492}}
-	tallTime = map[int]float64{128: 0.232, 192: 0.305, 256: 0.382}
+	stepTime = map[int][2]float64{16: {0.175, 0.34}, 32: {0.173, 0.4}, 64: {0.245, 0.4}, 128: {0.365, 0.44}}
+	tallTime = map[int]float64{128: 0.232, 192: 0.305, 256: 0.375}
 	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must
 	// be near each other.
 	clusterRoom = [maxCluster + 1]int{1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120}
@@ -398,14 +398,17 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 	count := p.tiles(m) * p.splits
 	times := func(n, of int) float64 { return float64((n + of - 1) / of) }
 	if p.wide || p.tall {
-		width := 0
-		if w.width != 4 {
-			width = 1
-		}
 		blocks := float64(w.args.blockCount)
-		cost := 2.1e-6 * float64(m) * float64(w.args.rows) // kiln_gather
+		cost := -1.5
+		if w.moves() { // kiln_permute
+			cost = 2.1e-6 * float64(m) * float64(w.args.rows)
+		}
 		if p.wide {
-			step := stepTime[8*p.shape.rows8][width]
+			step := stepTime[8*p.shape.rows8][0]
+			if w.width != 4 { // thread blocks share the others evenly
+				four := float64(w.args.fours) / blocks
+				step = four*step + (1-four)*stepTime[8*p.shape.rows8][1]
+			}
 			cost += times(count, d.room(p, 1)) * (5.55 + times(int(w.args.blockCount), p.splits)*step)
 			if p.splits > 1 {
 				cost += 0.002 * float64(p.splits*p.shape.rows8)
@@ -415,7 +418,7 @@ func (d *Device) estimate(m int, w *Weight, p plan) float64 {
 		step, whole := tallTime[8*p.shape.rows8], times(p.tiles(m)-p.sharedTiles, p.clusters)
 		cost += whole * (2.63 + blocks*step)
 		if share := float64(p.sharedTiles) / float64(p.clusters); share > 0 {
-			cost += 12.2 + share*(0.062*float64(p.shape.rows8)+blocks*step)
+			cost += 18 + share*(0.062*float64(p.shape.rows8)+blocks*step)
 			if share < 1 && p.clusters%p.sharedTiles != 0 {
 				cost += 4 // some tiles have one part more
 			}
@@ -487,7 +490,8 @@ func (d *Device) denser(m int, w *Weight) bool {
 	if d.functions[tileName("tall", 256, 4, "s")] == 0 {
 		return m >= 2048 || m >= 1024 && size < 64<<20
 	}
-	return m >= 4096 && size < 128<<20 || m >= 2048 && size < 32<<20
+	// Dequantized, no activations are moved.
+	return m >= 4096 && size < 128<<20 || m >= 2048 && size < 32<<20 && w.moves()
 }
 
 // planKey is what a plan depends on, for one weight.

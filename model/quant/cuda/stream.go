@@ -148,8 +148,8 @@ func (s *Stream) Gemm(ctx context.Context, dst, x quant.Matrix, w quant.Weight, 
 
 // GemmMany computes the products of one matrix of activations with several weights, dst[i] = x·w[i],
 // and gives the same bits as Gemm for one after the other. Activations are brought into the order of
-// a permutation, or into tiles, once for all weights that follow each other and want the same, as
-// those of the projections of one layer do. Nothing is queued if any of them is refused. A bias of
+// a permutation once for all weights that follow each other and want the same, as those of the
+// projections of one layer do. Nothing is queued if any of them is refused. A bias of
 // the options must fit all weights.
 func (s *Stream) GemmMany(ctx context.Context, dst []quant.Matrix, x quant.Matrix, w []quant.Weight, opts quant.GemmOptions) error {
 	if err := context.Cause(ctx); err != nil {
@@ -250,9 +250,9 @@ func (s *Stream) product(dst, x quant.Matrix, w quant.Weight, opts quant.GemmOpt
 }
 
 type gatherArgs struct {
-	x, out, perm          uintptr
-	order                 uintptr
-	m, rows, padded, tile int32
+	x, out, perm    uintptr
+	order           uintptr
+	m, rows, padded int32
 }
 
 type gemmArgs struct {
@@ -262,17 +262,22 @@ type gemmArgs struct {
 	m, columnWarps, splits, accumulate int32
 }
 
+// A structure with a tensorMap has a multiple of 64 bytes in C++.
 type wideArgs struct {
+	x                               tensorMap
 	weight                          weightArgs
-	x, out, bias                    uintptr
+	out, bias                       uintptr
 	m, splits, accumulate, rowTiles int32
+	_                               [24]byte
 }
 
 type tallArgs struct {
+	x                             tensorMap
 	weight                        weightArgs
-	x, out, bias, work, arrivals  uintptr
+	out, bias, work, arrivals     uintptr
 	m, accumulate, rowTiles, slab int32
 	tiles, sharedTiles, stages    int32
+	_                             [60]byte
 }
 
 // tallSlab is how many tiles of rows are computed for all columns before the next: their
@@ -306,9 +311,19 @@ func (s *Stream) queue(p product, plan plan, last *ordered) error {
 	if p.accumulate {
 		accumulate = 1
 	}
+	var tiles tensorMap
+	if plan.wide || plan.tall {
+		rows := plan.tileRows()
+		if plan.tall {
+			rows /= 2 // each thread block of a cluster fetches a half
+		}
+		if tiles, err = s.d.drv.encodeTiles(x, p.m, int(p.w.args.blockCount)*blockRows, rows); err != nil {
+			return err
+		}
+	}
 	if plan.tall {
 		args := &tallArgs{
-			weight: p.w.args, x: x, out: p.out, bias: bias, m: int32(p.m), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
+			x: tiles, weight: p.w.args, out: p.out, bias: bias, m: int32(p.m), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
 			slab: tallSlab, tiles: int32(plan.tiles(p.m)), sharedTiles: int32(plan.sharedTiles), stages: int32(plan.stages),
 		}
 		if plan.sharedTiles > 0 {
@@ -323,7 +338,7 @@ func (s *Stream) queue(p product, plan plan, last *ordered) error {
 	}
 	if plan.wide {
 		args := &wideArgs{
-			weight: p.w.args, x: x, out: p.out, bias: bias,
+			x: tiles, weight: p.w.args, out: p.out, bias: bias,
 			m: int32(p.m), splits: int32(plan.splits), accumulate: accumulate, rowTiles: int32(plan.rowTiles(p.m)),
 		}
 		return s.launch(plan.kernel, plan.grid(p.m), plan.warps*32, plan.shared, unsafe.Pointer(args), plan.splits)
@@ -389,46 +404,41 @@ func (s *Stream) biasOf(p product) (uintptr, error) {
 
 // ordered says in which order activations are in scratch memory.
 type ordered struct {
-	valid        bool
-	permHash     [sha256.Size]byte
-	tile, padded int32
+	valid    bool
+	permHash [sha256.Size]byte
+	padded   int32
 }
 
 // stored returns the activations as the kernel of the plan wants them: in stored order, padded, and
 // aligned for copies of 16 bytes.
 func (s *Stream) stored(p product, plan plan, last *ordered) (uintptr, error) {
 	padded := p.w.args.blockCount * blockRows
-	if plan.direct || !plan.wide && !plan.tall && p.w.args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
+	if plan.direct || !p.w.moves() && p.x%16 == 0 {
 		return p.x, nil
 	}
 	args := gatherArgs{x: p.x, perm: p.w.args.perm, order: p.w.order, rows: p.w.args.rows, padded: padded}
-	rows, chunk := p.m, maxGridY&^1
-	if plan.wide || plan.tall {
-		args.tile = int32(8 * plan.shape.rows8)
-		rows = plan.rowTiles(p.m) * int(args.tile)
-		chunk = maxGridY / int(args.tile) * int(args.tile)
-	}
-	now := ordered{true, p.w.permHash, args.tile, padded}
+	now := ordered{true, p.w.permHash, padded}
 	if *last == now {
 		return s.gathered.at, nil
 	}
-	out, err := s.need(&s.gathered, 2*int64(rows)*int64(padded))
+	out, err := s.need(&s.gathered, 2*int64(p.m)*int64(padded))
 	if err != nil {
 		return 0, err
 	}
 	*last = now
 	// How many thread blocks cover a row, and how many rows one has.
 	kernel, threads, shared, columns, each := "kiln_gather", 128, 0, (int(padded)/8+127)/128, 1
-	if args.tile != 0 && args.perm == 0 && padded == p.w.args.rows && p.x%16 == 0 {
-		kernel = "kiln_tile"
-	}
 	if line := 2 * (int(p.w.args.rows) + 8); p.m >= permuteRows && p.w.order != 0 && p.x%16 == 0 && line <= s.d.info.SharedBytes-maxStaticShared {
 		kernel, threads, shared = "kiln_permute", 256, line
 		if p.m >= pairRows && 2*line <= s.d.info.SharedBytes-maxStaticShared {
-			kernel, threads, shared, each = "kiln_permute_pairs", 1024, 2*line, 2
+			// As many threads as are busy in every turn.
+			pieces := (int(padded) + 7) / 8
+			turns := (pieces + maxThreads - 1) / maxThreads
+			kernel, threads, shared, each = "kiln_permute_pairs", (pieces/turns+31)&^31, 2*line, 2
 		}
 		columns = max(1, min(8*s.d.info.Multiprocessors/p.m, (int(padded)/8+threads-1)/threads))
 	}
+	const chunk = maxGridY &^ 1
 	for first := 0; first < p.m; first += chunk {
 		part := args
 		part.x = p.x + uintptr(2*int64(first)*int64(p.w.args.rows))
@@ -443,7 +453,8 @@ func (s *Stream) stored(p product, plan plan, last *ordered) (uintptr, error) {
 }
 
 const (
-	maxGridY = 65535
+	maxGridY   = 65535
+	maxThreads = 1024
 
 	// permuteRows is from how many rows on kiln_permute is faster than kiln_gather, and pairRows from
 	// how many on kiln_permute_pairs is.

@@ -19,6 +19,7 @@ type weightArgs struct {
 	rows, columns, blockCount, strips  int32
 	stride                             uint32
 	maxWidth                           int32
+	wider, fours                       int32
 }
 
 type packArgs struct {
@@ -60,6 +61,8 @@ type layout struct {
 	stride int // 128 bytes
 	width  int // the one width, 0 for several
 	widest int
+	wider  int32 // how many blocks have more than four bits
+	fours  int32 // and how many have four
 }
 
 // newLayout plans the repacking of a matrix.
@@ -76,6 +79,11 @@ func newLayout(m *quant.QMatrix) (*layout, error) {
 			rest := (group.Rows - first + blockRows - 1) / blockRows
 			l.blocks = append(l.blocks, block{uint32(l.stride<<4 | group.Bits), uint32(rest<<16 | g)})
 			l.stride += group.Bits
+			if group.Bits > 4 {
+				l.wider++
+			} else if group.Bits == 4 {
+				l.fours++
+			}
 			for i := first; i < first+blockRows; i++ {
 				if i >= group.Rows {
 					l.perm, l.bits = append(l.perm, -1), append(l.bits, -1)
@@ -171,6 +179,9 @@ type Weight struct {
 	closed bool
 	plans  map[planKey]plan
 }
+
+// moves reports whether activations have to be brought into another order, or padded.
+func (w *Weight) moves() bool { return w.args.perm != 0 || w.args.blockCount*blockRows != w.args.rows }
 
 // Region is memory on a device.
 type Region struct {
@@ -268,6 +279,8 @@ func (w *Weight) fill(s *Stream, m *quant.QMatrix, l *layout, place Place) error
 		strips:     int32(l.strips),
 		stride:     uint32(l.stride),
 		maxWidth:   int32(l.widest),
+		wider:      l.wider,
+		fours:      l.fours,
 	}
 	// Without a margin only where no warp reads it.
 	if size := l.words() - wordsMargin; l.strips%4 == 0 && place.Words.fits(size) {

@@ -21,6 +21,17 @@ constexpr bool clusters = true;
 constexpr bool clusters = false;
 #endif
 
+// loadMatrices reads four matrices of 8 lines of 16 bytes: a lane names line lane%8 of matrix
+// lane/8, and gets word lane%4 of line lane/4 of each.
+__device__ __forceinline__ uint4 loadMatrices(u32 shared) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared)
+               : "memory");
+  return v;
+}
+
 // B is the one width of the matrix, or 0 for any mixture. With Round, weights are rounded to half
 // precision as in a reconstructed matrix; without, codes are multiplied and the sum is scaled when
 // the group ends. Direct puts the rows of activations into shared memory as they are and brings
@@ -68,7 +79,8 @@ __device__ __forceinline__ void gemm(const Gemm &p) {
   const int xRings = rings + warps * stages * slot;
   unsigned char *ring = shared + rings + warp * stages * slot,
                 *xRing = shared + xRings + warp * stages * xSlot;
-  u32 ringAddress = sharedAddress(ring) + 16 * lane, xAddress = sharedAddress(xRing) + 16 * lane;
+  u32 ringAddress = sharedAddress(ring) + 16 * lane,
+      xAddress = sharedAddress(xRing) + 64 * g + 16 * (t ^ g >> 1 & 3);
   asm volatile("" : "+r"(ringAddress), "+r"(xAddress));
 
   for (int i = threadIdx.x; i < blockCount; i += blockDim.x)
@@ -91,6 +103,8 @@ __device__ __forceinline__ void gemm(const Gemm &p) {
     from += bits * step;
     if (B == 0) bits = widthOf(blocks[min(++fetched, end - 1)]);
   };
+  // A block of 8 rows takes 8 lines of 64 bytes, whose pieces of 16 bytes are exchanged so that
+  // eight lines meet different banks.
   const u16 *x = p.x + u64(row0 + g) * (32 * w.blockCount) + 8 * t + 32 * begin;
   // Bit n: whether this lane fetches a part of row 8n + g.
   u32 mine = 0;
@@ -158,7 +172,12 @@ __device__ __forceinline__ void gemm(const Gemm &p) {
       commitAsync();
     }
   }
-  u16 *ownRow = own + min(g, p.m - 1) * most * 32 + 8 * t;
+  // Where this lane reads a line for the four matrices of a block: the rows are those of lane%8,
+  // the pieces of lane/8.
+  const int line = lane & 7, piece = lane >> 3;
+  u32 xFrom = Direct ? sharedAddress(own + min(line, p.m - 1) * most * 32 + 8 * piece)
+                     : sharedAddress(xRing) + 64 * line + 16 * (piece ^ line >> 1 & 3);
+  asm volatile("" : "+r"(xFrom));
 
   // 4 bits are multiplied with their offsets, which are multiplied once for all columns and taken
   // off when the group ends.
@@ -213,15 +232,13 @@ __device__ __forceinline__ void gemm(const Gemm &p) {
       const u32 at = u32(k - begin) % stages, freed = u32(k - begin + stages - 1) % stages;
       waitAsync<stages - 2>();
       __syncwarp();
-      const unsigned char *stage = ring + at * slot, *xStage = xRing + at * xSlot;
+      const unsigned char *stage = ring + at * slot;
       // Places of rows beyond the last have other rows, or stale memory. A row of the result
       // depends on its own row only, and those of such places are not stored.
       uint4 xs[NB];
 #pragma unroll
-      for (int n = 0; n < NB; n++) {
-        if (Direct) xs[n] = *reinterpret_cast<const uint4 *>(ownRow + 32 * (k - begin));
-        else xs[n] = *reinterpret_cast<const uint4 *>(xStage + n * 512 + lane * 16);
-      }
+      for (int n = 0; n < NB; n++)
+        xs[n] = loadMatrices(xFrom + (Direct ? 64 * (k - begin) : at * xSlot + n * 512));
       u32 words[B == 4 ? NS : 1][4];
       if (B == 4) {
 #pragma unroll

@@ -145,7 +145,11 @@ func compile(nvcc, nvrtc, tmp string, i cuda.Image) (data []byte, compiler strin
 		if _, err := c.Compile(i.Module, "sm_"+target(i)); err != nil { // its assembler takes it
 			return nil, "", err
 		}
-		return oldest(data), "NVRTC " + c.Version(), nil
+		data = oldest(data)
+		if nvcc != "" { // and so does that of today, in the version that it says it is
+			err = errors.Join(os.WriteFile(path, data, 0o644), assemble(nvcc, "75", path))
+		}
+		return data, "NVRTC " + c.Version(), err
 	}
 	version, err := run(nvcc, "--version")
 	if err != nil {
@@ -169,12 +173,18 @@ func compile(nvcc, nvrtc, tmp string, i cuda.Image) (data []byte, compiler strin
 	if err := os.WriteFile(path, data, 0o644); err != nil {
 		return nil, "", err
 	}
-	_, err = run(filepath.Join(filepath.Dir(nvcc), "ptxas"), "-arch=sm_"+target(i), "-o", path+".cubin", path)
-	return data, "nvcc " + release[1], err
+	return data, "nvcc " + release[1], assemble(nvcc, target(i), path)
 }
 
-// oldest replaces the version of PTX, which is that of the compiler, and which older drivers refuse.
+func assemble(nvcc, target, path string) error {
+	_, err := run(filepath.Join(filepath.Dir(nvcc), "ptxas"), "-arch=sm_"+target, "-o", path+".cubin", path)
+	return err
+}
+
+// oldest replaces the version of PTX, which is that of the compiler, and which older drivers refuse,
+// and takes out a hint that the older version does not know.
 func oldest(ptx []byte) []byte {
+	ptx = regexp.MustCompile(`(?m)^\s*\.pragma "used_bytes_mask [^\n]*\n`).ReplaceAll(ptx, nil)
 	return regexp.MustCompile(`(?m)^\.version .*$`).ReplaceAll(ptx, []byte(".version "+ptxVersion))
 }
 

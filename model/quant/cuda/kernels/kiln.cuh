@@ -12,9 +12,9 @@
 // are.
 //
 // Codes of a lane: with g = lane/4 and t = lane%4, pair q = 8·f + 4·s + 2·p + h (f, s, p, h are
-// bits) holds rows 8t + 4s + 2p and the one after, in column 16f + 8h + g. These are the operands
+// bits) holds rows 16s + 8p + 2t and the one after, in column 16f + 8h + g. These are the operands
 // of mma.m16n8k16 with the weight as A, columns as M: f counts the fragments of 16 columns, s the
-// steps of 16 rows.
+// steps of 16 rows. The activations of a lane are those of the same rows, pairs 2s + p.
 #pragma once
 
 typedef unsigned short u16;
@@ -274,7 +274,9 @@ struct Weight {
   int strips;
   u32 stride;  // sum of the widths of all blocks
   int maxWidth;
+  int wider, fours;  // how many blocks have more than four bits, and four
 };
+static_assert(sizeof(Weight) == 72, "as in Go");
 
 // Gemm is what a product is to gemm.cu and simt.cu.
 struct Gemm {
@@ -287,6 +289,7 @@ struct Gemm {
   const u16 *order;  // natural row of each padded row, that behind the last for padding
   int m, columnWarps, splits, accumulate;
 };
+static_assert(sizeof(Gemm) == 136, "as in Go");
 
 constexpr int panelStrips = 8;
 

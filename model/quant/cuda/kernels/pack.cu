@@ -33,7 +33,7 @@ extern "C" __global__ void kiln_pack(const Pack p) {
     int column = strip * 32 + 16 * (q >> 3) + 8 * (q & 1) + (lane >> 2);
     u32 pair = 0;
     for (int h = 0; h < 2; h++) {
-      int row = index * 32 + 8 * (lane & 3) + 4 * (q >> 2 & 1) + 2 * (q >> 1 & 1) + h;
+      int row = index * 32 + 16 * (q >> 2 & 1) + 8 * (q >> 1 & 1) + 2 * (lane & 3) + h;
       int bit = p.bits[row];
       u32 code = 0;
       if (bit >= 0 && column < p.w.columns) {
@@ -105,7 +105,7 @@ extern "C" __global__ void kiln_dequantize(const Dequantize p) {
 #pragma unroll
   for (int i = 0; i < 16; i++) {
     u32 v = hmul2(q[i], scale[(i >> 3) * 2 + (i & 1)]);
-    int row = 8 * (lane & 3) + 4 * (i >> 2 & 1) + 2 * (i >> 1 & 1);
+    int row = 16 * (i >> 2 & 1) + 8 * (i >> 1 & 1) + 2 * (lane & 3);
     int column = 16 * (i >> 3) + 8 * (i & 1) + (lane >> 2);
     tile[warp][row][column] = u16(v);
     tile[warp][row + 1][column] = u16(v >> 16);
@@ -128,27 +128,14 @@ struct Gather {
   const int *perm;
   const u16 *order;  // as in gemm.cu, for kiln_permute
   int m, rows, padded;
-  int tile;  // 0, or the rows of a tile of wgmma.cu or tall.cu
 };
 
-// Activations in stored order, zeros where rows are padding. A thread writes 8.
-//
-// For wgmma.cu and tall.cu the order is [tile][block][row of the tile][32], so that a tile of a
-// block is one piece of memory, as its operand has it: place 16s + 8p + 2t + h of a block has row
-// 8t + 4s + 2p + h, and pieces of 16 bytes are exchanged as the 64-byte swizzle does.
-__device__ __forceinline__ int storedRow(const Gather &p, int k, int i) {
-  return p.tile ? (k & ~31) + 8 * (i >> 1) + (k >> 2 & 6) + (i & 1) : k + i;
-}
-__device__ __forceinline__ u64 placeOf(const Gather &p, int m, int k) {
-  if (!p.tile) return u64(m) * p.padded + k;
-  const int row = m % p.tile, piece = (k >> 3 & 3) ^ (row >> 1 & 3);
-  return u64(m / p.tile) * p.tile * p.padded + (u64(k >> 5) * p.tile + row) * 32 + piece * 8;
-}
 __device__ __forceinline__ void store8(u16 *to, const u32 (&v)[8]) {
   *reinterpret_cast<uint4 *>(to) =
       make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
 }
 
+// Activations in stored order, zeros where rows are padding. A thread writes 8.
 extern "C" __global__ void kiln_gather(const Gather p) {
   startNext();
   const int k = (blockIdx.x * blockDim.x + threadIdx.x) * 8, m = blockIdx.y;
@@ -156,26 +143,14 @@ extern "C" __global__ void kiln_gather(const Gather p) {
   int from[8];
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    const int row = storedRow(p, k, i);
-    from[i] = p.perm ? p.perm[row] : row < p.rows ? row : -1;
+    from[i] = p.perm ? p.perm[k + i] : k + i < p.rows ? k + i : -1;
   }
   waitForEarlier();
   const u16 *x = p.x + u64(m) * p.rows;
   u32 v[8];
 #pragma unroll
   for (int i = 0; i < 8; i++) v[i] = from[i] >= 0 ? x[from[i]] : 0;
-  store8(p.out + placeOf(p, m, k), v);
-}
-
-// The same for tiles if rows are neither moved nor padded: the pairs of a block are transposed, 4
-// by 4.
-extern "C" __global__ void kiln_tile(const Gather p) {
-  startNext();
-  const int k = (blockIdx.x * blockDim.x + threadIdx.x) * 8, m = blockIdx.y;
-  if (k >= p.padded) return;
-  waitForEarlier();
-  const u32 *x = reinterpret_cast<const u32 *>(p.x + u64(m) * p.rows + (k & ~31)) + (k >> 3 & 3);
-  *reinterpret_cast<uint4 *>(p.out + placeOf(p, m, k)) = make_uint4(x[0], x[4], x[8], x[12]);
+  store8(p.out + u64(m) * p.padded + k, v);
 }
 
 // The same through shared memory, for many rows: an element that is read alone from global memory
@@ -193,13 +168,13 @@ extern "C" __global__ void __launch_bounds__(256) kiln_permute(const Gather p) {
   waitAsync<0>();
   __syncthreads();
   for (int k = (blockIdx.x * 256 + threadIdx.x) * 8; k < p.padded; k += gridDim.x * 256 * 8) {
+    const uint4 order = *reinterpret_cast<const uint4 *>(p.order + k);
+    const u32 from[4] = {order.x, order.y, order.z, order.w};
     u32 v[8];
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-      const u32 both = *reinterpret_cast<const u32 *>(p.order + storedRow(p, k, i));
-      v[i] = line[both & 0xFFFF], v[i + 1] = line[both >> 16];
-    }
-    store8(p.out + placeOf(p, m, k), v);
+    for (int i = 0; i < 4; i++)
+      v[2 * i] = line[from[i] & 0xFFFF], v[2 * i + 1] = line[from[i] >> 16];
+    store8(p.out + u64(m) * p.padded + k, v);
   }
 }
 
@@ -224,16 +199,17 @@ extern "C" __global__ void __launch_bounds__(1024) kiln_permute_pairs(const Gath
   __syncthreads();
   for (int k = (blockIdx.x * blockDim.x + threadIdx.x) * 8; k < p.padded;
        k += gridDim.x * blockDim.x * 8) {
+    const uint4 order = *reinterpret_cast<const uint4 *>(p.order + k);
+    const u32 from[4] = {order.x, order.y, order.z, order.w};
     u32 v[4], w[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const u32 both = *reinterpret_cast<const u32 *>(p.order + storedRow(p, k, 2 * i));
-      const u32 first = lines[both & 0xFFFF], second = lines[both >> 16];
+      const u32 first = lines[from[i] & 0xFFFF], second = lines[from[i] >> 16];
       v[i] = __byte_perm(first, second, 0x5410), w[i] = __byte_perm(first, second, 0x7632);
     }
-    *reinterpret_cast<uint4 *>(p.out + placeOf(p, m, k)) = make_uint4(v[0], v[1], v[2], v[3]);
-    if (other > m)
-      *reinterpret_cast<uint4 *>(p.out + placeOf(p, other, k)) = make_uint4(w[0], w[1], w[2], w[3]);
+    u16 *to = p.out + u64(m) * p.padded + k;
+    *reinterpret_cast<uint4 *>(to) = make_uint4(v[0], v[1], v[2], v[3]);
+    if (other > m) *reinterpret_cast<uint4 *>(to + p.padded) = make_uint4(w[0], w[1], w[2], w[3]);
   }
 }
 

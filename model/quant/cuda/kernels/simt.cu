@@ -25,11 +25,15 @@ template <int B, int S> __device__ __forceinline__ float codeFloat(u32 word) {
   return __uint_as_float(orMasked(word, ((1u << B) - 1) << S, base)) - float(1 << (23 - S));
 }
 
-// rowFloats returns the activations of a lane.
-__device__ __forceinline__ void rowFloats(uint4 v, float (&xs)[8]) {
-  const u32 halves[4] = {v.x, v.y, v.z, v.w};
+// Pairs are the activations of a lane in a block.
+struct Pairs {
+  u32 v[4];
+};
+
+// rowFloats returns them as floats.
+__device__ __forceinline__ void rowFloats(const Pairs &pairs, float (&xs)[8]) {
 #pragma unroll
-  for (int j = 0; j < 8; j++) xs[j] = toFloat(j & 1 ? halves[j / 2] >> 16 : halves[j / 2]);
+  for (int j = 0; j < 8; j++) xs[j] = toFloat(pairs.v[j / 2] >> 16 * (j & 1));
 }
 
 // addGroup adds the products of the blocks from k to end, which are of one group, with one row of
@@ -43,13 +47,18 @@ __device__ __forceinline__ void addGroup(const unsigned char *units, u32 step, i
 #pragma unroll 1
   for (; k < end; k += 2, units += 2 * step) {
     u32 words[2][B];
-    uint4 rows[2];
+    Pairs rows[2];
+    auto loadRows = [&](int i) {
+      const u32 *from = reinterpret_cast<const u32 *>(x + 32 * (k + i));
+#pragma unroll
+      for (int j = 0; j < 4; j++) rows[i].v[j] = __ldg(from + 4 * j);
+    };
     const bool both = k + 1 < end;
     loadWords<B>(units, lane, words[0]);
-    rows[0] = __ldg(reinterpret_cast<const uint4 *>(x + 32 * k));
+    loadRows(0);
     if (both) {
       loadWords<B>(units + step, lane, words[1]);
-      rows[1] = __ldg(reinterpret_cast<const uint4 *>(x + 32 * k + 32));
+      loadRows(1);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -80,7 +89,7 @@ __device__ __forceinline__ void addGroup(const unsigned char *units, u32 step, i
 struct Lane {
   const Weight &w;
   const Block *blocks;     // in shared memory
-  const unsigned char *x;  // in shared memory: this lane's 8 rows of block 0
+  const unsigned char *x;  // in shared memory: this lane's first pair of block 0
   u32 pitch;               // bytes from one row of activations to the next
   int strip, lane;
 };
@@ -150,7 +159,8 @@ __device__ __forceinline__ void addRun(const Lane &l, const unsigned char *units
 #pragma unroll
       for (int m = 0; m < M; m++) {
         float xs[8];
-        rowFloats(*reinterpret_cast<const uint4 *>(l.x + m * l.pitch + 64 * (k + i)), xs);
+        const u32 *from = reinterpret_cast<const u32 *>(l.x + m * l.pitch + 64 * (k + i));
+        rowFloats({from[0], from[4], from[8], from[12]}, xs);
         if (!Round) {
 #pragma unroll
           for (int j = 0; j < 8; j++) total[m] += xs[j];
@@ -207,13 +217,13 @@ template <int M, bool Round> __device__ __forceinline__ void simt(const Gemm &p)
         const uint2 scales = __ldg(columnsAt(w.scales, w, groupOf(block), strip, lane));
         uint2 zeros = {};
         if (w.zeros) zeros = __ldg(columnsAt(w.zeros, w, groupOf(block), strip, lane));
-        const u16 *x = p.x + u64(row0) * (32 * w.blockCount) + 8 * t;
+        const u16 *x = p.x + u64(row0) * (32 * w.blockCount) + 2 * t;
         addGroup<B>(units, bits * panelStep, lane, x, k, next, scales, zeros, !w.zeros, sum[0]);
       } else {
         next = k;
         while (next < end && widthOf(blocks[next]) == bits) next += restOf(blocks[next]);
         next = min(next, end);
-        const Lane l = {w, blocks, shared + 16 * t - 64 * first, pitch, strip, lane};
+        const Lane l = {w, blocks, shared + 4 * t - 64 * first, pitch, strip, lane};
         addRun<B, M, Round>(l, units, bits * panelStep, k, next, sum);
       }
     };

@@ -2,8 +2,8 @@
 // 256 rows, so that a weight is unpacked once for as many products as the tensor cores take. For
 // other widths this is no faster than wgmma.cu.
 //
-// Two thread blocks are a cluster and own the two halves of a panel. Each fetches half of the
-// activations that both need and sends it to both. Within a thread block two warpgroups own a
+// Two thread blocks are a cluster and own the two halves of a panel. Each fetches half of the rows
+// of activations that both need and sends them to both. Within a thread block two warpgroups own a
 // fragment of 64 columns each: the first 16 of every strip, and the others. A warpgroup unpacks the
 // next 32 rows while the tensor cores multiply those before.
 //
@@ -14,15 +14,16 @@
 #include "wgmma.cuh"
 
 struct Tall {
+  TensorMap x;
   Weight w;
-  const u16 *x;  // in the order of kiln_gather for tiles
-  u16 *out;      // [m][columns]
+  u16 *out;  // [m][columns]
   const u16 *bias;
   float *work;    // [thread block][first or last tile][M·128]
   u32 *arrivals;  // [tile][thread block of the cluster][warpgroup], zeros before and after
   int m, accumulate, rowTiles, slab;
   int tiles, sharedTiles, stages;
 };
+static_assert(sizeof(Tall) == 320, "as in Go");
 
 constexpr int maxStages = 16, unitBytes = panelStrips / 2 * 512;  // of a thread block's strips
 
@@ -72,13 +73,6 @@ struct Walk {
   }
 };
 
-__device__ __forceinline__ void copyBulkBoth(u32 to, const void *from, u32 bytes, u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-      "l"(from), "r"(bytes), "r"(barrier), "h"(u16(3))
-      : "memory");
-}
 __device__ __forceinline__ void arriveAt(u32 barrier, int rank) {
   asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1;\n"
                "mbarrier.arrive.shared::cluster.b64 _, [a]; }" ::"r"(barrier),
@@ -126,7 +120,7 @@ template <bool Asym> __device__ __forceinline__ void unpackFragment(const Raw &r
 template <int M, bool Asym>
 __device__ __forceinline__ void multiplyTiles(const Tall &p, unsigned char *shared, u32 full,
                                               u32 *lasts, int slot) {
-  constexpr int tileBytes = M * 64, tableBytes = panelStrips / 2 * 64, tablesAt = 2 * tileBytes,
+  constexpr int tablesAt = M * 128, tableBytes = panelStrips / 2 * 64,
                 unitsAt = tablesAt + tableBytes * (Asym ? 4 : 2);
   const Weight &w = p.w;
   int lane = threadIdx.x & 31;
@@ -186,8 +180,8 @@ __device__ __forceinline__ void multiplyTiles(const Tall &p, unsigned char *shar
       Tile<M>::multiply(acc, q[0], rows);
       Tile<M>::multiply(acc, q[0] + 4, rows + 2);
       if (blocks.value == 2) {
-        Tile<M>::multiply(acc, q[1], rows + tileBytes / 16);
-        Tile<M>::multiply(acc, q[1] + 4, rows + tileBytes / 16 + 2);
+        Tile<M>::multiply(acc, q[1], rows + 4);
+        Tile<M>::multiply(acc, q[1] + 4, rows + 6);
       }
       commitGroup();
       const int done = running;
@@ -327,15 +321,18 @@ struct Fetch {
 // fetchTiles fills the stages with units (0), scales (1), activations (2) or zeros (3).
 template <int M, bool Asym, int Role>
 __device__ __forceinline__ void fetchTiles(const Tall &p, const Fetch f) {
-  constexpr int tileBytes = M * 64, tableBytes = panelStrips / 2 * 64, tablesAt = 2 * tileBytes,
+  constexpr int tablesAt = M * 128, tableBytes = panelStrips / 2 * 64,
                 unitsAt = tablesAt + tableBytes * (Asym ? 4 : 2);
   const Weight &w = p.w;
-  if (Role == 2) waitForEarlier();
+  if (Role == 2) {
+    prefetchMap(p.x);
+    waitForEarlier();
+  }
   int at = 0;
   u32 parity = 1;  // the first round finds all stages empty
   u32 barrier = f.full, to = f.base + (Role == 0   ? unitsAt
                                        : Role == 1 ? tablesAt
-                                       : Role == 2 ? f.rank * tileBytes
+                                       : Role == 2 ? f.rank * (M * 64)
                                                    : tablesAt + 2 * tableBytes);
   auto advance = [&] {
     barrier += 8, to += f.slot;
@@ -349,14 +346,10 @@ __device__ __forceinline__ void fetchTiles(const Tall &p, const Fetch f) {
     const int width = stripsOfPanel(w, panel),
               strips = max(0, min(panelStrips / 2, width - f.rank * (panelStrips / 2)));
     if constexpr (Role == 2) {
-      // The first block of a stage comes from the first thread block, for both.
-      const unsigned char *x = reinterpret_cast<const unsigned char *>(p.x) +
-                               (u64(rowTile) * w.blockCount + s.begin + f.rank) * tileBytes;
-      for (int left = s.end - s.begin; left > 0; left -= 2) {
+      for (int k = s.begin; k < s.end; k += 2) {
         waitBarrier(barrier + 8 * maxStages, parity);
-        expectBytes(barrier, min(2, left) * tileBytes);
-        if (f.rank < left) copyBulkBoth(to, x, tileBytes, barrier);
-        x += 2 * tileBytes;
+        expectBytes(barrier, M * 128);
+        copyRowsBoth(to, p.x, k, rowTile * M + f.rank * (M / 2), barrier);
         advance();
       }
     } else if constexpr (Role == 0) {
@@ -399,15 +392,15 @@ __device__ __forceinline__ void fetchTiles(const Tall &p, const Fetch f) {
 // M is the number of rows of activations of a tile.
 template <int M, bool Asym> __device__ __forceinline__ void tall(const Tall &p) {
   // A stage has two blocks: their activations, scales, zeros and units.
-  constexpr int warps = 8, tileBytes = M * 64, tableBytes = panelStrips / 2 * 64,
-                tablesAt = 2 * tileBytes, unitsAt = tablesAt + tableBytes * (Asym ? 4 : 2);
+  constexpr int warps = 8, tablesAt = M * 128, tableBytes = panelStrips / 2 * 64,
+                unitsAt = tablesAt + tableBytes * (Asym ? 4 : 2);
   constexpr int roles = Asym ? 4 : 3;
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[2 * maxStages];
   __shared__ u32 lasts[2];
   startNext();
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, rank = blockIdx.x & 1;
-  const int slot = (unitsAt + 2 * unitBytes + 511) & ~511;
+  const int slot = (unitsAt + 2 * unitBytes + 1023) & ~1023;
   const u32 base = sharedAddress(shared), full = sharedAddress(barriers),
             empty = full + 8 * maxStages;
   if (threadIdx.x == 0) {
@@ -446,7 +439,8 @@ template <int M, bool Asym> __device__ __forceinline__ void tall(const Tall &p) 
 
 // The names are kiln_tall_<rows>_4_<s or a for symmetric or not>.
 #define KILN_TALL(m, kind, asym)                                                                   \
-  extern "C" __global__ void __launch_bounds__(384, 1) kiln_tall_##m##_4_##kind(const Tall p) {    \
+  extern "C" __global__ void __launch_bounds__(384, 1)                                             \
+      kiln_tall_##m##_4_##kind(const __grid_constant__ Tall p) {                                   \
     tall<m, asym>(p);                                                                              \
   }
 KILN_TALL(128, s, false)

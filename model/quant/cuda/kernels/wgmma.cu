@@ -8,12 +8,13 @@
 #include "wgmma.cuh"
 
 struct Wide {
+  TensorMap x;
   Weight w;
-  const u16 *x;  // in the order of kiln_gather for tiles
-  u16 *out;      // [m][columns]
+  u16 *out;  // [m][columns]
   const u16 *bias;
   int m, splits, accumulate, rowTiles;
 };
+static_assert(sizeof(Wide) == 256, "as in Go");
 
 __host__ __device__ constexpr int stagesFor(int m) { return m <= 32 ? 9 : m <= 64 ? 8 : 6; }
 
@@ -37,7 +38,7 @@ __device__ __forceinline__ void multiplyRange(int begin, int end, int strips, in
                                               unsigned char *shared, u32 full, const u32 *widths,
                                               float (&acc)[2][M / 2]) {
   constexpr int stages = stagesFor(M);
-  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes,
+  constexpr int scalesAt = M * 128, scaleBytes = panelStrips * 64,
                 unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
   const int lane = threadIdx.x & 31, strip = threadIdx.x / 32, g = lane >> 2;
   const u32 base = sharedAddress(shared), empty = full + 8 * stages;
@@ -107,9 +108,9 @@ __device__ __forceinline__ void multiplyRange(int begin, int end, int strips, in
     fenceOperands();
 #pragma unroll
     for (int i = 0; i < 2 * blocks.value; i++) {
-      const u64 tile = rows + i / 2 * (tileBytes / 16) + i % 2 * 2;
 #pragma unroll
-      for (int f = 0; f < 2; f++) Tile<M>::multiply(acc[f], q[i / 2] + 8 * f + i % 2 * 4, tile);
+      for (int f = 0; f < 2; f++)
+        Tile<M>::multiply(acc[f], q[i / 2] + 8 * f + i % 2 * 4, rows + 2 * i);
     }
     commitGroup();
     const int done = running;
@@ -143,16 +144,20 @@ __device__ __forceinline__ void multiplyRange(int begin, int end, int strips, in
 // Fetch is what the threads that fetch have in common.
 struct Fetch {
   u32 base, full;
-  int slot, begin, end, panel;
+  int slot, begin, end, panel, row0;
 };
 
 // fetchRange fills the stages with units (0), scales (1), activations (2) or zeros (3).
 template <int M, int B, bool Asym, int Role>
-__device__ __forceinline__ void fetchRange(const Weight &w, const Fetch f, const unsigned char *x,
-                                           u32 *widths) {
+__device__ __forceinline__ void fetchRange(const Wide &p, const Fetch f, u32 *widths) {
   constexpr int stages = stagesFor(M);
-  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes,
+  constexpr int scalesAt = M * 128, scaleBytes = panelStrips * 64,
                 unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
+  const Weight &w = p.w;
+  if (Role == 2) {
+    prefetchMap(p.x);
+    waitForEarlier();
+  }
   const int strips = stripsOfPanel(w, f.panel);
   const uint2 *blocks = reinterpret_cast<const uint2 *>(w.blocks);
   uint2 first = __ldg(blocks + f.begin), second = __ldg(blocks + min(f.begin + 1, f.end - 1));
@@ -174,9 +179,8 @@ __device__ __forceinline__ void fetchRange(const Weight &w, const Fetch f, const
       afterNext = __ldg(blocks + min(k + 3, f.end - 1));
     waitBarrier(barrier + 8 * stages, parity);
     if (Role == 2) {
-      expectBytes(barrier, count * tileBytes);
-      copyBulk(to, x, count * tileBytes, barrier);
-      x += 2 * tileBytes;
+      expectBytes(barrier, M * 128);
+      copyRows(to, p.x, k, f.row0, barrier);
     } else if (Role == 0) {
       const u32 bytes =
           strips * 128 * (B ? count * B : (first.x & 15) + (count == 2 ? second.x & 15 : 0));
@@ -197,6 +201,20 @@ __device__ __forceinline__ void fetchRange(const Weight &w, const Fetch f, const
   }
 }
 
+// startOf returns the first block of a thread block of a cluster. Those of a mixture take the same
+// time: blocks of other widths than four cost twice as much, or a quarter more with tall tiles.
+// Widths descend.
+template <int M, int B>
+__device__ __forceinline__ int startOf(const Weight &w, int rank, int splits) {
+  if (B) return int(u64(w.blockCount) * rank / splits);
+  constexpr int four = 4, other = M > 64 ? 5 : 8;
+  const int fours = four * w.fours, total = fours + other * (w.blockCount - w.fours);
+  const int at = int(u64(total) * rank / splits), wider = other * w.wider;
+  if (at <= wider) return (at + other - 1) / other;
+  if (at <= wider + fours) return w.wider + (at - wider + four - 1) / four;
+  return w.wider + w.fours + (at - wider - fours + other - 1) / other;
+}
+
 // B is the one width of the matrix, or 0 for any mixture. M is the number of rows of activations of
 // a tile.
 template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wide &p) {
@@ -209,14 +227,13 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, g = lane >> 2, t = lane & 3;
   const int tile = blockIdx.x / p.splits, rank = blockIdx.x % p.splits;
   const int columnTile = tile / p.rowTiles, rowTile = tile % p.rowTiles, row0 = rowTile * M;
-  const int begin = int(u64(w.blockCount) * rank / p.splits),
-            end = int(u64(w.blockCount) * (rank + 1) / p.splits);
+  const int begin = startOf<M, B>(w, rank, p.splits), end = startOf<M, B>(w, rank + 1, p.splits);
 
   // A stage has two blocks: their tiles of activations, the scales and zeros of the panel, and its
   // units.
-  constexpr int tileBytes = M * 64, scaleBytes = panelStrips * 64, scalesAt = 2 * tileBytes,
+  constexpr int scalesAt = M * 128, scaleBytes = panelStrips * 64,
                 unitsAt = scalesAt + scaleBytes * (Asym ? 4 : 2);
-  const int slot = (unitsAt + 2 * panelStrips * (B ? B : w.maxWidth) * 128 + 511) & ~511,
+  const int slot = (unitsAt + 2 * panelStrips * (B ? B : w.maxWidth) * 128 + 1023) & ~1023,
             strips = stripsOfPanel(w, columnTile);
   const u32 base = sharedAddress(shared), full = sharedAddress(barriers), empty = full + 8 * stages;
   if (threadIdx.x == 0) {
@@ -235,19 +252,13 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
     // One thread fetches units, one scales, one activations and one zeros: issuing a copy takes
     // longer than waiting for it.
     if (lane == 0 && begin < end) {
-      const Fetch f = {base, full, slot, begin, end, columnTile};
+      const Fetch f = {base, full, slot, begin, end, columnTile, row0};
       switch (warp - warps) {
-      case 0: fetchRange<M, B, Asym, 0>(w, f, nullptr, widths); break;
-      case 1: fetchRange<M, B, Asym, 1>(w, f, nullptr, widths); break;
-      case 2:
-        waitForEarlier();
-        fetchRange<M, B, Asym, 2>(w, f,
-                                  reinterpret_cast<const unsigned char *>(p.x) +
-                                      (u64(rowTile) * w.blockCount + begin) * tileBytes,
-                                  widths);
-        break;
+      case 0: fetchRange<M, B, Asym, 0>(p, f, widths); break;
+      case 1: fetchRange<M, B, Asym, 1>(p, f, widths); break;
+      case 2: fetchRange<M, B, Asym, 2>(p, f, widths); break;
       default:
-        if (Asym) fetchRange<M, B, Asym, 3>(w, f, nullptr, widths);
+        if (Asym) fetchRange<M, B, Asym, 3>(p, f, widths);
       }
     }
   } else {
@@ -323,7 +334,7 @@ template <int M, int B, bool Asym> __device__ __forceinline__ void wide(const Wi
 // The names are kiln_wide_<rows>_<width or 0>_<s or a for symmetric or not>.
 #define KILN_WIDE(m, b, kind, asym)                                                                \
   extern "C" __global__ void __launch_bounds__(384, 1)                                             \
-      kiln_wide_##m##_##b##_##kind(const Wide p) {                                                 \
+      kiln_wide_##m##_##b##_##kind(const __grid_constant__ Wide p) {                               \
     wide<m, b, asym>(p);                                                                           \
   }
 #define KILN_ROWS(b, kind, asym)                                                                   \

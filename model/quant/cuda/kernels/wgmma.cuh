@@ -49,6 +49,31 @@ KILN_TILE(192, KILN_N0 ", " KILN_N32 ", " KILN_N64, "%96, %97, %98, %99}, %100",
 KILN_TILE(256, KILN_N0 ", " KILN_N32 ", " KILN_N64 ", " KILN_N96, "%128, %129, %130, %131}, %132",
           KILN_D32(0), KILN_D32(32), KILN_D32(64), KILN_D32(96))
 
+// TensorMap is a CUtensorMap of activations, [row][32·blocks], in boxes of some rows and two blocks
+// with the 128-byte swizzle. What is behind the last row or block is zero.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+__device__ __forceinline__ void prefetchMap(const TensorMap &map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// copyRows fetches a box of two blocks, copyRowsBoth for both thread blocks of a cluster.
+__device__ __forceinline__ void copyRows(u32 to, const TensorMap &map, int block, int row,
+                                         u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+               "l"(&map), "r"(32 * block), "r"(row), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void copyRowsBoth(u32 to, const TensorMap &map, int block, int row,
+                                             u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+               "l"(&map), "r"(32 * block), "r"(row), "r"(barrier), "h"(u16(3))
+               : "memory");
+}
+
 __device__ __forceinline__ void fenceOperands() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -59,8 +84,9 @@ template <int N> __device__ __forceinline__ void waitGroups() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// descriptor of a tile of activations: rows of 64 bytes, 16-byte pieces exchanged as the 64-byte
-// swizzle does, groups of 8 rows 512 bytes apart.
+// descriptor of the activations of two blocks as the copies leave them: rows of 128 bytes, 16-byte
+// pieces exchanged as the 128-byte swizzle does, groups of 8 rows 1024 bytes apart. A step of 16
+// rows of the weight is 32 bytes further.
 __device__ __forceinline__ u64 descriptor(u32 address) {
-  return u64(address >> 4 & 0x3FFF) | u64(1) << 16 | u64(512 >> 4) << 32 | u64(2) << 62;
+  return u64(address >> 4 & 0x3FFF) | u64(1) << 16 | u64(1024 >> 4) << 32 | u64(1) << 62;
 }

@@ -1,4 +1,5 @@
-// cuBLAS for matrices in ordinary memory, as far as kiln calls it: column-major, half precision, sums in float.
+// cuBLAS for matrices in ordinary memory, as far as kiln calls it: column-major, half precision,
+// sums in float.
 #include <stdint.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
-// A driver without a GPU: it allocates ordinary memory, copies, and writes down launches instead of running them. It keeps the
-// rules of recording: while a stream is recorded, a thread in the global mode must not allocate, free or wait.
+// A driver without a GPU: it allocates ordinary memory, copies, and writes down launches instead of
+// running them. It keeps the rules of recording: while a stream is recorded, a thread in the global
+// mode must not allocate, free or wait.
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -77,6 +78,17 @@ CUresult cuModuleGetFunction(void **f, void *m, const char *name) {
 }
 CUresult cuFuncSetAttribute(void *f, int attribute, int v) { return (void)f, (void)attribute, (void)v, 0; }
 
+#ifndef CUDA_11
+CUresult cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *dimensions,
+                                const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle,
+                                int promotion, int fill) {
+  if ((uintptr_t)map % 64 || type != 6 || rank != 2 || (uintptr_t)address % 16 || strides[0] % 16 || dimensions[0] * 2 != strides[0] ||
+      box[0] != 64 || box[1] > 256 || steps[0] != 1 || steps[1] != 1 || interleave || swizzle != 3 || promotion > 3 || fill)
+    return invalidValue;
+  return memset(map, 1, 128), 0;
+}
+#endif
+
 struct attribute { uint32_t id, pad, value[16]; };
 struct config { uint32_t grid[3], block[3], shared; uintptr_t stream; struct attribute *attributes; uint32_t count; };
 _Static_assert(sizeof(struct attribute) == 72, "CUlaunchAttribute");
@@ -135,7 +147,8 @@ CUresult cuStreamSynchronize(uintptr_t s) {
   note("wait stream %d\n", (int)s);
   return 0;
 }
-// The modes of threads are kept only for the one thread of a test; a recording sets it, as that of PyTorch does.
+// The modes of threads are kept only for the one thread of a test; a recording sets it, as that of
+// PyTorch does.
 CUresult cuStreamBeginCapture_v2(uintptr_t s, int how) { return streams[s].recorded = 1, streams[s].invalid = 0, mode = how, 0; }
 CUresult cuStreamEndCapture(uintptr_t s, void **graph) {
   streams[s].recorded = 0;

@@ -1,5 +1,5 @@
-// A compiler that compiles nothing: the machine code is the beginning of an ELF file, the target and the number of
-// compilations so far. Nothing is compiled for sm_86.
+// A compiler that compiles nothing: the machine code is the beginning of an ELF file, the target
+// and the number of compilations so far. Nothing is compiled for sm_86.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

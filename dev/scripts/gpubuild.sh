@@ -1,6 +1,7 @@
 #!/bin/sh
-# Compiles the kernels of model/quant/cuda for the GPU of this machine, in parallel, into a folder for kiln-gpu --kernels.
-# For work on kernels; what is committed is made by go generate. More arguments go to nvcc.
+# Compiles the kernels of model/quant/cuda for the GPU of this machine, in parallel, into a folder
+# for kiln-gpu --kernels. For work on kernels; what is committed is made by go generate. More
+# arguments go to nvcc.
 set -eu
 out=${1:?usage: gpubuild.sh FOLDER [FLAG...]}
 shift

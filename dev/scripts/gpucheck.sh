@@ -1,7 +1,9 @@
 #!/bin/sh
-# Checks kiln's kernels on the GPU of this machine, which needs a driver and no Go: build the program first with
+# Checks kiln's kernels on the GPU of this machine, which needs a driver and no Go: build the
+# program first with
 #     go build -o .cache/gpu/kiln/kiln-gpu ./cmd/kiln-gpu
-# Reports go to the folder given, if one is. KILN_NVRTC and KILN_CUBLAS name libraries that the loader does not find.
+# All parts run at once, as most of their time is the processor's. Reports go to the folder given,
+# if one is. KILN_NVRTC and KILN_CUBLAS name libraries that the loader does not find.
 set -eu
 cd "$(dirname "$0")/../.."
 out=${1:-$(mktemp -d)}
@@ -13,7 +15,8 @@ if command -v nvidia-smi >/dev/null; then
 fi
 "$gpu" probe
 
-# check NAME FLAGS... runs everything with one way to get the kernels. Exit code 3 is a library that is not here.
+# check NAME FLAGS... runs everything with one way to get the kernels. Exit code 3 is a library that
+# is not here.
 check() {
 	name=$1
 	shift
@@ -23,18 +26,12 @@ check() {
 	0) echo "check $name: $(grep -c exact "$out/check-$name.txt") golden matrices exact, suite $(tail -n 1 "$out/check-$name.txt")" ;;
 	3) echo "check $name: left out: $(tail -n 1 "$out/check-$name.txt")" ;;
 	*)
-		cat "$out/check-$name.txt"
-		exit 1
+		tail -n 40 "$out/check-$name.txt"
+		echo "check $name: FAILED"
+		return 1
 		;;
 	esac
 }
-check code
-check ptx --ptx
-check jit --jit --nvrtc "${KILN_NVRTC:-}" --jit-cache "$out/jit"
-check cublas --with-cublas "${KILN_CUBLAS:-auto}"
-# Kernels of older devices, on this one.
-check 7.5 --capability 7.5
-check 6.0 --capability 6.0
 
 # sanitize NAME TOOL FLAGS...
 sanitize() {
@@ -42,23 +39,46 @@ sanitize() {
 	shift 2
 	compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu" check "$@" >"$out/sanitizer-$name.txt" 2>&1 || {
 		tail -n 40 "$out/sanitizer-$name.txt"
-		exit 1
+		echo "compute-sanitizer $name: FAILED"
+		return 1
 	}
 	echo "compute-sanitizer $name: $(grep 'SUMMARY' "$out/sanitizer-$name.txt")"
 }
+
+# racecheck needs a build of its own; see KILN_RACECHECK in wgmma.cuh.
+racecheck() {
+	dev/scripts/gpubuild.sh "$out/racecheck" -DKILN_RACECHECK
+	sanitize racecheck racecheck --each-kernel --kernels "$out/racecheck"
+}
+
+pids=
+beside() {
+	"$@" &
+	pids="$pids $!"
+}
+beside check code
+beside check ptx --ptx --repeats 100
+beside check jit --jit --nvrtc "${KILN_NVRTC:-}" --jit-cache "$out/jit" --repeats 100
+beside check cublas --with-cublas "${KILN_CUBLAS:-auto}"
+# Kernels of older devices, on this one.
+beside check 7.5 --capability 7.5 --repeats 100
+beside check 6.0 --capability 6.0 --repeats 100
 if command -v compute-sanitizer >/dev/null; then
-	sanitize memcheck memcheck --quick --golden model/quant/testdata
-	sanitize memcheck-7.5 memcheck --each-kernel --capability 7.5
-	sanitize memcheck-6.0 memcheck --each-kernel --capability 6.0
-	sanitize racecheck-7.5 racecheck --each-kernel --capability 7.5
-	sanitize racecheck-6.0 racecheck --each-kernel --capability 6.0
-	# See KILN_RACECHECK in wgmma.cuh.
+	beside sanitize memcheck memcheck --quick --golden model/quant/testdata
+	beside sanitize memcheck-7.5 memcheck --each-kernel --capability 7.5
+	beside sanitize memcheck-6.0 memcheck --each-kernel --capability 6.0
+	beside sanitize racecheck-7.5 racecheck --each-kernel --capability 7.5
+	beside sanitize racecheck-6.0 racecheck --each-kernel --capability 6.0
 	if command -v nvcc >/dev/null; then
-		dev/scripts/gpubuild.sh "$out/racecheck" -DKILN_RACECHECK
-		sanitize racecheck racecheck --each-kernel --kernels "$out/racecheck"
+		beside racecheck
 	else
 		echo "compute-sanitizer racecheck: left out, there is no nvcc to compile kernels for it"
 	fi
 else
 	echo "compute-sanitizer: left out, there is none"
 fi
+failed=0
+for pid in $pids; do
+	wait "$pid" || failed=1
+done
+exit $failed

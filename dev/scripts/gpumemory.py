@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 
-# A layer's q, k, v, o, gate, up and down of Llama 3 8B, [K, N]; 200 matrices are 28 layers and four more.
+# A layer's q, k, v, o, gate, up and down of Llama 3 8B, [K, N]; 200 matrices are 28 layers and four
+# more.
 SHAPES = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096)]
 COUNT, GROUP = 200, 128
 

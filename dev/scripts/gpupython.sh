@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The Python package on a GPU, with torch: results equal to the Go path's, LoRAX's calls, streams, graphs, errors, leaks, what
-# a call costs, and the memory of a process with 200 layers. $1 is the folder with the wheel and the program gpupython (made here if the go command is there); PYTHON is an
-# interpreter with torch and numpy. The report is report.txt in that folder.
+# The Python package on a GPU, with torch: results equal to the Go path's, LoRAX's calls, streams,
+# graphs, errors, leaks, what a call costs, and the memory of a process with 200 layers. $1 is the
+# folder with the wheel and the program gpupython (made here if the go command is there); PYTHON is
+# an interpreter with torch and numpy. The report is report.txt in that folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

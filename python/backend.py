@@ -24,9 +24,10 @@ else:
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
-# Since glibc 2.32 and 2.34 these are new versions of symbols in libc.so.6. They do what the old ones in libpthread and libdl
-# did, which every glibc still has. Linking with stand-ins for those libraries, which have nothing but the names, asks
-# for the old ones, and the library runs with the glibc of 2012.
+# Since glibc 2.32 and 2.34 these are new versions of symbols in libc.so.6. They do what the old
+# ones in libpthread and libdl did, which every glibc still has. Linking with stand-ins for those
+# libraries, which have nothing but the names, asks for the old ones, and the library runs with the
+# glibc of 2012.
 OLD_GLIBC = {
     "libpthread.so.0": "pthread_attr_getstack pthread_attr_getstacksize pthread_create pthread_getattr_np "
     "pthread_getspecific pthread_key_create pthread_once pthread_setspecific pthread_sigmask",

@@ -1,9 +1,10 @@
-// kiln._fast: a product with tensors of torch on a GPU, without ctypes. It is what kiln._quant calls first; where anything is
-// out of the ordinary it says False and does nothing, and the Python code finds out what is wrong. A Python that
-// cannot load it goes without.
+// kiln._fast: a product with tensors of torch on a GPU, without ctypes. It is what kiln._quant
+// calls first; where anything is out of the ordinary it says False and does nothing, and the Python
+// code finds out what is wrong. A Python that cannot load it goes without.
 //
-// It is written against CPython's stable ABI, whose declarations it has itself: no header of a Python is needed
-// to build it, and the one file serves every CPython since 3.9 that has a global interpreter lock.
+// It is written against CPython's stable ABI, whose declarations it has itself: no header of a
+// Python is needed to build it, and the one file serves every CPython since 3.9 that has a global
+// interpreter lock.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -94,8 +95,9 @@ static int read_data(object *t, void **data) {
 	return !PyErr_Occurred();
 }
 
-// read reads a dense half-precision tensor on a device, the columns being its last dimension. An exception may be set. Where
-// shape is not NULL it becomes a new reference, also if the answer is no.
+// read reads a dense half-precision tensor on a device, the columns being its last dimension. An
+// exception may be set. Where shape is not NULL it becomes a new reference, also if the answer is
+// no.
 static int read(object *t, long long device, matrix *m, object **shape) {
 	if (t->type != types[0] && t->type != types[1]) return 0;
 	object *kind = PyObject_GetAttr(t, name_dtype);
@@ -155,7 +157,8 @@ static int alike(const matrix *a, const matrix *b) {
 	return same;
 }
 
-// multiply returns whether the product was queued. dims is how many dimensions there must be, 0 for any number.
+// multiply returns whether the product was queued. dims is how many dimensions there must be, 0 for
+// any number.
 static int multiply(object *const *args, intptr_t count, intptr_t dims) {
 	long long device;
 	object *where = count == 4 ? place(args[1], &device) : NULL;

@@ -47,7 +47,8 @@ def _disarmed(*args):
     return False
 
 
-# What takes a product without ctypes and says whether it did: of kiln._fast, once a tensor of torch on a GPU was seen.
+# What takes a product without ctypes and says whether it did: of kiln._fast, once a tensor of torch
+# on a GPU was seen.
 _fast_gemm = _fast_gemm_any = _fast_product = _unarmed
 _torch_tensor = None  # torch.Tensor then
 
@@ -219,7 +220,8 @@ class QMatrix:
         self.close()
 
     def __del__(self):
-        # The interpreter may be half gone, and the process may be a fork of the one that made the matrix.
+        # The interpreter may be half gone, and the process may be a fork of the one that made the
+        # matrix.
         try:
             self.close()
         except Exception:
@@ -277,7 +279,8 @@ def _flat(out, cols):
 
 
 def _gemm(handle, device, a, c, flags):
-    # Tensors of torch on the right GPU, which is almost always: nothing is called that does not have to be.
+    # Tensors of torch on the right GPU, which is almost always: nothing is called that does not
+    # have to be.
     if _half is not None and getattr(a, "dtype", None) is _half and getattr(c, "dtype", None) is _half:
         if a.get_device() == device == c.get_device() and device >= 0 and a.is_contiguous() and c.is_contiguous():
             try:
@@ -341,7 +344,8 @@ def _reconstruct(handle, device, out):
     check(library().kiln_dequantize(handle, to, rows, cols, _tensor.current_stream(device)))
 
 
-# The functions of exllamav2 (13 arguments) and of LoRAX (11, or 10 in its older releases without q_group_map).
+# The functions of exllamav2 (13 arguments) and of LoRAX (11, or 10 in its older releases without
+# q_group_map).
 
 _arguments = {
     13: ("q_weight", "q_perm", "q_invperm", "q_scale", "q_scale_max", "q_groups", "q_group_map", "qzeros", "scales", "g_idx",
@@ -378,7 +382,8 @@ def make_q_matrix(*args, in_place=False):
     dialect = _abi.EXLLAMAV2 if len(args) == 13 else _abi.LORAX
     if "q_weight" not in given:
         raise RuntimeError("q_weight is absent")
-    # The size of q_group_map is checked against the matrix, so what it is made from must still be there then.
+    # The size of q_group_map is checked against the matrix, so what it is made from must still be
+    # there then.
     in_place = in_place and not ("q_scale" in given and "q_group_map" in given and "q_invperm" not in given)
     if "q_scale" in given:
         if "q_invperm" in given:
@@ -392,7 +397,8 @@ def make_q_matrix(*args, in_place=False):
             free_q_matrix(handle)
             raise
     else:
-        # With act-order, q_perm and q_invperm are for the original's notes; nothing is written there.
+        # With act-order, q_perm and q_invperm are for the original's notes; nothing is written
+        # there.
         given["qweight"] = given.pop("q_weight")
         request = _abi.kiln_gptq(bits=4, dialect=dialect)
         handle, _ = _make(library().kiln_make_gptq, request, {name: given.get(name) for name in _gptq}, None, in_place)

@@ -80,7 +80,8 @@ def _find_raw_stream():
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
-    # What torch's own compiled code calls; it takes a tenth of the time of torch.cuda.current_stream.
+    # What torch's own compiled code calls; it takes a tenth of the time of
+    # torch.cuda.current_stream.
     _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
         lambda device: torch.cuda.current_stream(device).cuda_stream
     )

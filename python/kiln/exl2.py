@@ -84,7 +84,8 @@ def _version(job):
 
 
 def _compile(job, model, compat):
-    # What the job in memory says counts, not what is on disk. The measurement can be large and is not needed.
+    # What the job in memory says counts, not what is on disk. The measurement can be large and is
+    # not needed.
     told = {k: v for k, v in job.items() if k not in ("measurement", "strategy")}
     told["progress"] = "compile"
     source = getattr(getattr(model, "config", None), "model_dir", None) or job["in_dir"]

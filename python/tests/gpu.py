@@ -275,9 +275,10 @@ def overhead():
     return text
 
 
-# Microseconds of one product of one row by exllamav2 0.3.2 (EXL2, 4 bits, with a permutation) on an H200 of 2026-11-15; for the last
-# there is only LoRAX's, of GPTQ. Its host time was 8 to 11 for any of them, so that an eager loop takes the larger of the two. That was where
-# torch's smallest launch took 5.1; hosts differ, and their clocks change, so what the host takes is compared by that.
+# Microseconds of one product of one row by exllamav2 0.3.2 (EXL2, 4 bits, with a permutation) on an
+# H200 of 2026-11-15; for the last there is only LoRAX's, of GPTQ. Its host time was 8 to 11 for any
+# of them, so that an eager loop takes the larger of the two. That was where torch's smallest launch
+# took 5.1; hosts differ, and their clocks change, so what the host takes is compared by that.
 EXLLAMAV2 = {(4096, 4096): 8.6, (4096, 14336): 17.2, (14336, 4096): 18.1, (8192, 8192): 18.9, (8192, 28672): 40.3}
 EXLLAMAV2_HOST, LAUNCH = (8, 11), 5.1
 

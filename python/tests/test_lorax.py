@@ -101,7 +101,8 @@ class TestLoRAX(unittest.TestCase):
                 kiln.free_q_matrix(layer.handle)
 
     def test_repeated(self):
-        # The original rewrites qweight, so that a second matrix of it is wrong; here it is the same again.
+        # The original rewrites qweight, so that a second matrix of it is wrong; here it is the same
+        # again.
         t = random_gptq(256, 64)
         layer = Layer(t["qweight"], t["qzeros"], t["scales"])
         x = T.tensor(activations(3, 256))

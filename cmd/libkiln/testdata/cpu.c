@@ -1,4 +1,5 @@
-/* A program as users write them: the header, the library, no GPU. It ends with the line of what is wrong. */
+/* A program as users write them: the header, the library, no GPU. It ends with the line of what is
+ * wrong. */
 #include <kiln.h>
 
 #include <math.h>

@@ -204,8 +204,8 @@ func (a abi) header() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `// %s
 //
-// libkiln: products with quantized matrices (EXL2, GPTQ) on the CPU and on NVIDIA GPUs. Functions may be called by several
-// threads at once. They return kiln_status, kiln_abi_version excepted.
+// libkiln: products with quantized matrices (EXL2, GPTQ) on the CPU and on NVIDIA GPUs. Functions
+// may be called by several threads at once. They return kiln_status, kiln_abi_version excepted.
 
 #ifndef KILN_H
 #define KILN_H

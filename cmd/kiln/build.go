@@ -260,8 +260,8 @@ It may be stopped or killed at any time: the next kiln build continues.`,
 				return rowsFailedError{fmt.Errorf("%s of %d failed", units.Count(failed, "row"), len(rows))}
 			}
 			// A row that was asked for by name and not built is a failure; of a whole plan, rows for
-			// other machines are expected.
-			if skipped := result.Count(engine.StatusSkipped); skipped > 0 && len(args) > 0 {
+			// other machines are expected, unless there are no others.
+			if skipped := result.Count(engine.StatusSkipped); skipped > 0 && (len(args) > 0 || skipped == len(rows)) {
 				return rowsFailedError{fmt.Errorf("%s of %d cannot be built here", units.Count(skipped, "row"), len(rows))}
 			}
 			return nil

@@ -113,7 +113,7 @@ func (b *Builder) attempt(ctx context.Context, recipe *record.Recipe, try *engin
 			return engine.Result{}, err
 		}
 	}
-	outputs, err := json.Marshal(rowOutputs{Files: a.record.Files, Test: a.record.Test.Result, Compiles: a.record.Compiles})
+	outputs, err := json.Marshal(record.Outputs{Files: a.record.Files, Test: a.record.Test.Result, Compiles: a.record.Compiles})
 	return engine.Result{PeakMemoryBytes: a.peak, DiskBytes: disk, Outputs: outputs}, err
 }
 

@@ -148,13 +148,6 @@ func (r *Result) Count(states ...engine.Status) int {
 	return n
 }
 
-// rowOutputs is what the journal keeps of a finished row.
-type rowOutputs struct {
-	Files    []record.File    `json:"files"`
-	Test     string           `json:"test"`
-	Compiles *record.Compiles `json:"compiles,omitempty"`
-}
-
 // New completes the options and makes a builder of them.
 func New(opts Options) (*Builder, error) {
 	b := &Builder{Options: opts}
@@ -270,6 +263,12 @@ func (b *Builder) Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row)
 	recipes, jobs, err := b.jobs(ctx, plan, rows)
 	if err != nil {
 		return nil, err
+	}
+	// Another kiln that is at work here has its own plan, and the engine will say so.
+	if _, busy := engine.Active(b.StateDir); !busy {
+		if err := record.WritePlan(b.StateDir, &record.Plan{Rows: plan.Rows, Skipped: plan.Skipped}); err != nil {
+			return nil, err
+		}
 	}
 	if b.Cluster == nil {
 		if b.share, err = b.startSharing(ctx); err != nil {
@@ -456,7 +455,7 @@ func (b *Builder) foreign(row *matrix.Row) string {
 
 // stillThere refuses to reuse a result whose files are gone or changed.
 func (b *Builder) stillThere(_ engine.Job, result engine.Result) error {
-	var out rowOutputs
+	var out record.Outputs
 	if err := json.Unmarshal(result.Outputs, &out); err != nil {
 		return err
 	}

@@ -161,6 +161,13 @@ type Compiles struct {
 	Inconclusive int `json:"inconclusive,omitempty"`
 }
 
+// Outputs is what the journal keeps of a finished row.
+type Outputs struct {
+	Files    []File    `json:"files"`
+	Test     string    `json:"test"`
+	Compiles *Compiles `json:"compiles,omitempty"`
+}
+
 // Test is the verdict of the test stage: "passed", "failed" or "not run" (Why).
 type Test struct {
 	Result string `json:"result"`

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/fuzzcorpus"
 	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/matrix"
@@ -130,6 +131,34 @@ func FuzzFailure(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if failure, err := record.ParseFailure(text); (failure == nil) == (err == nil) {
 			t.Errorf("%q gives %+v and %v", text, failure, err)
+		}
+	})
+}
+
+// TestPlan: what a build was asked for is read as it was written; a folder without one has none.
+func TestPlan(t *testing.T) {
+	dir := t.TempDir()
+	if p, err := record.ReadPlan(dir); err != nil || len(p.Rows) != 0 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	row := matrix.Row{ID: "demo-1.0", Package: "demo", Version: "1.0", Kind: "wheel", OS: "ubuntu-22.04", Python: "3.12", CUDA: "12.8.1", Axes: "a=b"}
+	want := &record.Plan{Rows: []matrix.Row{row}, Skipped: []matrix.Skip{{Row: row, Rule: "exclude", Reason: "why", Pos: diag.Pos{File: "packages.yml", Line: 3, Column: 4}}}}
+	must(t, record.WritePlan(dir, want))
+	got, err := record.ReadPlan(dir)
+	must(t, err)
+	want.Format = got.Format
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func FuzzPlan(f *testing.F) {
+	f.Add([]byte(`{"format":"kiln-planned/1","rows":[{"id":"a","axes":{"b":"c"}}],"skipped":[{"row":{},"pos":{"line":1}}]}`))
+	f.Add([]byte(`{"format":"kiln-planned/2"}`))
+	fuzzcorpus.Add(f)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if p, err := record.ParsePlan(text); (p == nil) == (err == nil) {
+			t.Errorf("%q gives %+v and %v", text, p, err)
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/report"
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/engine"
@@ -349,20 +351,26 @@ func (a *app) printResult(result *build.Result) error {
 }
 
 func (a *app) statusCommand() *cobra.Command {
-	var state string
+	var state, html string
 	var watch, asJSON bool
 	cmd := &cobra.Command{
 		Use:     "status",
 		Short:   "Show how far the last or the current build is",
-		Example: "  kiln status --watch",
+		Example: "  kiln status --watch\n  kiln status --html build.html",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if asJSON {
-				s, err := engine.ReadState(state)
+			if asJSON || html != "" {
+				r, s, err := report.Read(state)
 				if err != nil {
 					return err
 				}
-				return a.printJSON(s)
+				if html != "" {
+					return a.writePage(html, r)
+				}
+				return a.printJSON(struct {
+					*engine.State
+					Report *report.Report `json:"report"`
+				}{s, r})
 			}
 			live := ui.NewLive(a.stdout, a.out)
 			for {
@@ -395,7 +403,19 @@ func (a *app) statusCommand() *cobra.Command {
 	cmd.Flags().StringVar(&state, "state", ".kiln", "the state `folder`")
 	cmd.Flags().BoolVar(&watch, "watch", false, "go on until the build ends")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print everything as JSON")
+	cmd.Flags().StringVar(&html, "html", "", "write a page with the matrix, times and reasons to this `file`")
+	cmd.MarkFlagsMutuallyExclusive("json", "html", "watch")
 	return cmd
+}
+
+// writePage writes the page of a plan or a build.
+func (a *app) writePage(path string, r *report.Report) error {
+	err := writeReport(path, func(w io.Writer) error { return r.WriteHTML(w, time.Now()) })
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(a.stdout, "written to %s: %s\n", path, r.Summary())
+	return err
 }
 
 func statusLines(dir string, s *engine.State) []string {

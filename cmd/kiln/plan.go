@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/report"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/fsx"
@@ -181,6 +183,7 @@ func (f *planFlags) readHistory() (*matrix.History, error) {
 func (a *app) planCommand() *cobra.Command {
 	var flags planFlags
 	var cluster clusterFlags
+	var html string
 	var asJSON, gitHub, quiet bool
 	cmd := &cobra.Command{
 		Use:   "plan",
@@ -196,6 +199,7 @@ that have it.`,
 		Example: `  kiln plan
   kiln plan -f examples/exllamav2/packages.yml --select "cuda>=12.8 and os=ubuntu-*"
   kiln plan --nodes 20 --cpus 32
+  kiln plan --html plan.html
   kiln plan --json | jq -r '.rows[].files[]'`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -213,6 +217,15 @@ that have it.`,
 				return err
 			}
 			switch {
+			case html != "":
+				history, err := flags.readHistory()
+				if err != nil {
+					return err
+				}
+				r := report.New(report.Input{Plan: record.Plan{Rows: p.plan.Rows, Skipped: p.plan.Skipped}, History: history, Findings: findings})
+				if err := a.writePage(html, r); err != nil {
+					return err
+				}
 			case asJSON:
 				if err := a.printJSON(planJSON(p, makespan)); err != nil {
 					return err
@@ -236,7 +249,8 @@ that have it.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&gitHub, "github-matrix", false, "print a dynamic matrix for GitHub Actions")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no warnings and notes")
-	cmd.MarkFlagsMutuallyExclusive("json", "github-matrix")
+	cmd.Flags().StringVar(&html, "html", "", "write a page with the matrix to this `file`, for a pull request")
+	cmd.MarkFlagsMutuallyExclusive("json", "github-matrix", "html")
 	return cmd
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/build/report"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/serve"
 	"github.com/kiln-build/kiln/index/web"
@@ -39,6 +40,7 @@ type serveFlags struct {
 	baseURL, title             string
 	certFile, keyFile          string
 	tokens, accessLog          string
+	builds                     string
 	readOnly, insecure         bool
 	private                    bool
 	maxFile, maxProject, total string
@@ -75,6 +77,9 @@ Without a folder, it is the index in ./index, or else the wheels in ./dist.`,
 			case !given && !isDir(f.dir) && isDir("dist"):
 				f.dir = "dist"
 			}
+			if !cmd.Flags().Changed("builds") && isFile(defaultFile) && f.local() {
+				f.builds = stateFolder
+			}
 			return a.serve(cmd.Context(), f)
 		},
 	}
@@ -87,6 +92,7 @@ Without a folder, it is the index in ./index, or else the wheels in ./dist.`,
 	flags.BoolVar(&f.insecure, "insecure-uploads", false, "accept tokens without TLS from other machines; for a server behind a proxy that does TLS")
 	flags.StringVar(&f.certFile, "tls-cert", "", "certificate `file` (PEM); a renewed one is taken without a restart")
 	flags.StringVar(&f.keyFile, "tls-key", "", "private key `file` (PEM)")
+	flags.StringVar(&f.builds, "builds", "", "state `folder` of a project, or the project: its builds are at /builds/ (default .kiln, if there is a packages.yml and the server is private or for this machine only)")
 	flags.StringVar(&f.metricsAddr, "metrics-addr", "", "`address` of a second listener with /metrics for Prometheus (default: none)")
 	flags.StringVar(&f.accessLog, "access-log", "", "append one line of JSON a request to this `file`; - is standard error (default: none)")
 	flags.StringVar(&f.maxFile, "max-file-size", "4 GiB", "largest `size` of an uploaded file")
@@ -98,6 +104,7 @@ Without a folder, it is the index in ./index, or else the wheels in ./dist.`,
 	flags.StringSliceVar(&f.proxies, "trusted-proxy", nil, "`address` or network of a proxy whose X-Forwarded-For names the client")
 	flags.DurationVar(&f.pageAge, "page-age", time.Minute, "how long installers may use a page without asking again")
 	f.registerFolder(cmd)
+	_ = cmd.MarkFlagDirname("builds")
 	_ = cmd.MarkFlagFilename("tls-cert", "pem", "crt")
 	_ = cmd.MarkFlagFilename("tls-key", "pem", "key")
 	cmd.AddCommand(a.serveTokenCommand(&f))
@@ -110,6 +117,17 @@ func (f *serveFlags) registerFolder(cmd *cobra.Command) {
 	flags.StringVar(&f.dir, "dir", "index", "`folder` of the index; it is made if it does not exist")
 	flags.StringVar(&f.tokens, "tokens", "", "`file` of the tokens (default: .kiln/tokens.json in the folder)")
 	_ = cmd.MarkPersistentFlagDirname("dir")
+}
+
+// stateFolder is where builds of the project in this folder are.
+const stateFolder = ".kiln"
+
+// local reports whether strangers get no answer: what builds say is not for them, unless the
+// operator says so.
+func (f *serveFlags) local() bool {
+	host, _, err := net.SplitHostPort(f.addr)
+	ip := net.ParseIP(host)
+	return f.private || err == nil && f.baseURL == "" && len(f.proxies) == 0 && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
 func (f *serveFlags) openTokens() (*serve.Tokens, error) {
@@ -217,6 +235,11 @@ func (a *app) openServed(dir string) (servedStore, error) {
 	return store, nil
 }
 
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
+}
+
 func isDir(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.IsDir()
@@ -287,7 +310,17 @@ func (a *app) serverOptions(f serveFlags) (opts serve.Options, closeLog func(), 
 	if opts.Tokens, err = f.openTokens(); err != nil {
 		return opts, closeLog, err
 	}
-	if opts.Pages, err = web.Maker(web.Options{BaseURL: f.baseURL, Title: f.title, Private: f.private, Log: a.log}); err != nil {
+	pages := web.Options{BaseURL: f.baseURL, Title: f.title, Private: f.private, Log: a.log}
+	if f.builds != "" {
+		if f.builds != stateFolder && !isDir(f.builds) {
+			return opts, closeLog, fmt.Errorf("--builds: %s is not a folder", f.builds)
+		}
+		if inner := filepath.Join(f.builds, stateFolder); isDir(inner) {
+			f.builds = inner
+		}
+		pages.Builds = report.Handler(f.builds, a.log)
+	}
+	if opts.Pages, err = web.Maker(pages); err != nil {
 		return opts, closeLog, err
 	}
 	var out io.Writer
@@ -334,6 +367,9 @@ func (a *app) announce(f serveFlags, scheme string, listeners []net.Listener, st
 	projects, files := server.Catalog().Len()
 	fmt.Fprintf(a.stdout, "%s: %s, %s\n", store.Dir(), units.Count(projects, "project"), units.Count(files, "file"))
 	fmt.Fprintf(a.stdout, "  pages     %s\n", url)
+	if f.builds != "" {
+		fmt.Fprintf(a.stdout, "  builds    %sbuilds/\n", url)
+	}
 	fmt.Fprintf(a.stdout, "  install   pip install PACKAGE --only-binary PACKAGE --extra-index-url %ssimple/\n", url)
 	if f.private {
 		fmt.Fprintln(a.stdout, "  private   with tokens of kiln serve token create --read, for user __token__; pip and uv find them in ~/.netrc")

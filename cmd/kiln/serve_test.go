@@ -28,7 +28,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/matrix"
 )
 
 // serving is a "kiln serve" that runs in this process.
@@ -267,5 +269,65 @@ func TestCertificate(t *testing.T) {
 	writeCertificate(t, c.certFile, c.keyFile, 2, now.Add(2*time.Minute))
 	if got := serial(); got != "2" {
 		t.Errorf("renewed: serial number %s", got)
+	}
+}
+
+// TestServeBuilds: the builds of a project are shown if the server was told where they are, and
+// other sites cannot read them.
+func TestServeBuilds(t *testing.T) {
+	project := t.TempDir()
+	rows := []matrix.Row{{ID: "demo-1.0-cpu-cp312-linux_x86_64", Package: "demo", Version: "1.0", OS: "ubuntu-22.04", Python: "3.12"}}
+	if err := record.WritePlan(filepath.Join(project, ".kiln"), &record.Plan{Rows: rows}); err != nil {
+		t.Fatal(err)
+	}
+	s, _ := startServe(t, serveFlags{builds: project})
+	if got := s.do(http.DefaultClient, http.MethodGet, s.url); !strings.Contains(got.body, `href="./builds/"`) {
+		t.Error("the first page does not link to the builds")
+	}
+	for _, path := range []string{"builds", "builds/", "builds/state.json"} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if res.StatusCode != http.StatusOK || !bytes.Contains(body, []byte("demo-1.0-cpu-cp312-linux_x86_64")) || res.Header.Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("%s: %d %v", path, res.StatusCode, res.Header)
+		}
+	}
+	without, _ := startServe(t, serveFlags{})
+	if got := without.do(http.DefaultClient, http.MethodGet, without.url+"builds/"); got.status != http.StatusNotFound {
+		t.Errorf("without builds: %d", got.status)
+	}
+	if got := without.do(http.DefaultClient, http.MethodGet, without.url); strings.Contains(got.body, "builds/") {
+		t.Error("a link to builds that are not there")
+	}
+}
+
+// TestServeLocal: what builds say is shown without being asked for only where strangers get no
+// answer.
+func TestServeLocal(t *testing.T) {
+	for _, test := range []struct {
+		flags serveFlags
+		want  bool
+	}{
+		{serveFlags{addr: "localhost:8080"}, true},
+		{serveFlags{addr: "127.0.0.1:0"}, true},
+		{serveFlags{addr: "[::1]:80"}, true},
+		{serveFlags{addr: ":8080", private: true}, true},
+		{serveFlags{addr: ":8080"}, false},
+		{serveFlags{addr: "0.0.0.0:8080"}, false},
+		{serveFlags{addr: "builder:8080"}, false},
+		{serveFlags{addr: "localhost"}, false},
+		{serveFlags{addr: "localhost:8080", baseURL: "https://wheels.example.org/"}, false},
+		{serveFlags{addr: "localhost:8080", proxies: []string{"127.0.0.1"}}, false},
+	} {
+		if got := test.flags.local(); got != test.want {
+			t.Errorf("%+v: %v", test.flags, got)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package serve_test
 import (
 	"encoding/base64"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -17,7 +18,10 @@ import (
 // privateFixture is a private index with two projects, and tokens for all of it and for one.
 func privateFixture(t *testing.T) (f *fixture, all, one string) {
 	t.Helper()
-	pages, err := web.Maker(web.Options{Private: true})
+	builds := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "flash-attn failed "+r.URL.Path)
+	})
+	pages, err := web.Maker(web.Options{Private: true, Builds: builds})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,6 +54,7 @@ func privatePaths(f *fixture) map[string]bool {
 		"/project/flash-attn/": false, "/" + other.HostedPath(): false, "/" + other.HostedPath() + ".metadata": false,
 		"/cu128/torch2.9/requirements/flash-attn.txt": false, "/cu128/torch2.9/pylock.flash-attn.toml": false,
 		"/pick/?package=flash-attn": false, "/simple/missing/": false, "/project/missing/": false, "/missing": false,
+		"/builds": false, "/builds/": false, "/builds/state.json": false,
 		"/simple/tiny/": true, "/all/simple/tiny/": true, "/project/tiny/": true, "/" + tiny.HostedPath(): true, "/" + tiny.HostedPath() + ".metadata": true,
 		"/all/requirements/tiny.txt": true, "/all/pylock.tiny.toml": true, "/simple/Tiny/": true, "/simple/tiny": true,
 	}

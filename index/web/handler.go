@@ -114,6 +114,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.send(w, r, a.res)
 		return
 	}
+	if builds := h.pages.opts.Builds; builds != nil && (r.URL.Path == "/builds" || strings.HasPrefix(r.URL.Path, "/builds/")) {
+		builds.ServeHTTP(w, r)
+		return
+	}
 	header := w.Header()
 	header.Set("Content-Security-Policy", policy)
 	header.Set("Referrer-Policy", "no-referrer")

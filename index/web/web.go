@@ -19,6 +19,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"net/http"
 	"net/url"
 	"path"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/look"
 	"github.com/kiln-build/kiln/internal/units"
 )
 
@@ -42,6 +44,8 @@ type Options struct {
 	Title string
 	// Private says on pages that installers need a token.
 	Private bool
+	// Builds, if not nil, answers for /builds/, and pages of [Handler] link to it.
+	Builds http.Handler
 	// Skip, if not nil, tells [Render] to leave out the pages of a project, because they are
 	// there already. Nothing else that is shown depends on it.
 	Skip func(p *index.Project) bool
@@ -66,6 +70,12 @@ type site struct {
 
 func newSite() (*site, error) {
 	s := &site{assets: map[string]asset{}}
+	add := func(file string, data []byte) {
+		sum := sha256.Sum256(data)
+		ext := path.Ext(file)
+		name := "static/" + strings.TrimSuffix(file, ext) + "." + hex.EncodeToString(sum[:5]) + ext
+		s.assets[file] = asset{path: name, data: data, kind: assetTypes[ext]}
+	}
 	files, err := fs.ReadDir(embedded, "static")
 	if err != nil {
 		return nil, fmt.Errorf("read embedded files: %w", err)
@@ -75,11 +85,9 @@ func newSite() (*site, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read embedded files: %w", err)
 		}
-		sum := sha256.Sum256(data)
-		ext := path.Ext(f.Name())
-		name := "static/" + strings.TrimSuffix(f.Name(), ext) + "." + hex.EncodeToString(sum[:5]) + ext
-		s.assets[f.Name()] = asset{path: name, data: data, kind: assetTypes[ext]}
+		add(f.Name(), data)
 	}
+	add("kiln.css", []byte(look.CSS))
 	s.pages, err = template.New("").Funcs(template.FuncMap{
 		"asset": func(name string) string { return s.assets[name].path },
 		"bytes": units.Bytes,
@@ -106,6 +114,7 @@ func (s *site) execute(name string, data any) ([]byte, error) {
 // Revision identifies the templates and embedded files, and with them how pages look.
 func Revision() string {
 	h := sha256.New()
+	h.Write([]byte(look.CSS))
 	_ = fs.WalkDir(embedded, ".", func(name string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
 			data, _ := embedded.ReadFile(name) // cannot fail: it is in the binary
@@ -193,6 +202,8 @@ type frame struct {
 	Page  string // which entry of the navigation it is
 	// Guess says that Base is a guess, which a script replaces with the truth.
 	Guess bool
+	// Builds says that there is a page about builds.
+	Builds bool
 	// NetRC is the line of ~/.netrc that gives installers the token of a private index.
 	NetRC string
 }
@@ -202,7 +213,7 @@ func (p *pages) frame(title, base string, depth int, name string) frame {
 	if root == "" {
 		root = "./"
 	}
-	f := frame{Title: title, Site: cmp.Or(p.opts.Title, "kiln index"), Root: root, Base: base, Page: name, Guess: p.static && p.opts.BaseURL == ""}
+	f := frame{Title: title, Site: cmp.Or(p.opts.Title, "kiln index"), Root: root, Base: base, Page: name, Guess: p.static && p.opts.BaseURL == "", Builds: !p.static && p.opts.Builds != nil}
 	if u, err := url.Parse(base); err == nil && p.opts.Private {
 		f.NetRC = "machine " + u.Hostname() + " login __token__ password TOKEN"
 	}

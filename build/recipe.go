@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -26,7 +27,22 @@ const (
 	DefaultTorchIndex = "https://download.pytorch.org/whl"
 	// DefaultImage is the image of CUDA rows that name none.
 	DefaultImage = "nvidia/cuda:{version}-devel-ubuntu22.04"
+	// DefaultROCmImage is the image of ROCm rows that name none: AMD's, with all libraries, which
+	// the headers of torch include.
+	DefaultROCmImage = "rocm/dev-ubuntu-22.04:{version}-complete"
 )
+
+// ImageFor returns the image of a row that names none, "" for a row without a toolkit. template is
+// RecipeOptions.DefaultImage.
+func ImageFor(row *matrix.Row, template string) string {
+	switch {
+	case row.CUDA != "":
+		return strings.ReplaceAll(cmp.Or(template, DefaultImage), "{version}", row.CUDA)
+	case row.ROCm != "":
+		return strings.ReplaceAll(DefaultROCmImage, "{version}", row.ROCm)
+	}
+	return ""
+}
 
 // NewRecipe makes the recipe of a row. It touches nothing.
 func NewRecipe(row matrix.Row, settings matrix.Settings, source record.Source, opts RecipeOptions) (*record.Recipe, error) {
@@ -35,15 +51,7 @@ func NewRecipe(row matrix.Row, settings matrix.Settings, source record.Source, o
 		Native: row.Kind == matrix.KindWheel && !strings.HasSuffix(row.Platform, "any"),
 	}
 	if opts.Sandbox != "host" {
-		r.Image = settings.Image
-		if r.Image == "" && row.CUDA != "" {
-			template := opts.DefaultImage
-			if template == "" {
-				template = DefaultImage
-			}
-			r.Image = strings.ReplaceAll(template, "{version}", row.CUDA)
-		}
-		if r.Image == "" {
+		if r.Image = cmp.Or(settings.Image, ImageFor(&row, opts.DefaultImage)); r.Image == "" {
 			return nil, &NoImageError{Row: row.ID}
 		}
 		if r.TestImage = settings.Test.Image; r.TestImage == "" {

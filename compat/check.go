@@ -57,6 +57,7 @@ const (
 	RuleArchUnreached  = "arch-unreachable"   // code that can never run in this torch
 	RuleArchDeprecated = "arch-deprecated"    // nvcc will drop it
 	RuleArchGfx        = "arch-gfx"           // the gfx target is not in the table
+	RuleArchGfxNew     = "arch-gfx-new"       // the gfx target came with a later ROCm
 	RuleHostCompiler   = "host-compiler"      // the os's default compiler does not suit nvcc
 	RuleCXXStandard    = "cxx-standard"       // the os's default compiler is too old for torch
 )
@@ -593,6 +594,30 @@ func (k *checker) checkGfx() {
 	if len(unknown) > 0 && len(k.t.gfx) > 0 {
 		k.add(Warning, RuleArchGfx, []string{"arch"}, "", "%s not in the table (known: %s)",
 			isAre(unknown), strings.Join(slices.Sorted(maps.Keys(k.t.gfx)), ", ")).Archs = unknown
+	}
+	own, ok := k.t.rocm[k.rocm.series()]
+	if !ok {
+		return
+	}
+	later := map[release][]string{}
+	for _, g := range l.items {
+		processor := gfxProcessor(g)
+		if slices.Contains(own.list.items, processor) {
+			continue
+		}
+		first := release{}
+		for series, r := range k.t.rocm {
+			if slices.Contains(r.list.items, processor) && (first.n == 0 || series.compare(first) < 0) {
+				first = series
+			}
+		}
+		if first.n > 0 && first.compare(k.rocm.series()) > 0 {
+			later[first] = append(later[first], g)
+		}
+	}
+	for _, first := range slices.SortedFunc(maps.Keys(later), release.compare) {
+		k.add(Warning, RuleArchGfxNew, []string{"arch", "rocm"}, fmt.Sprintf("use rocm %s or newer, or drop it", first),
+			"%s in PyTorch's own builds from ROCm %s on, and hipcc of %s may not know it", isAre(later[first]), first, k.c.ROCm).Archs = later[first]
 	}
 }
 

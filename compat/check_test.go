@@ -136,6 +136,8 @@ func TestCheck(t *testing.T) {
 		{"turing on arm servers", compat.Combo{OS: "linux-arm", Torch: "2.11.0", CUDA: "13.0.2", Arch: "7.5 9.0"}, "warning arch-unreachable arch,torch,cuda\n", "code for 7.5", ""},
 		{"sdist compiles nothing", compat.Combo{CUDA: "13.0.2", Arch: "7.0", Kind: "sdist"}, "", "", ""},
 		{"gfx", compat.Combo{ROCm: "6.4", Arch: "gfx90a;gfx1100"}, "", "", ""},
+		{"gfx of a later ROCm", compat.Combo{ROCm: "6.1", Arch: "gfx90a;gfx1200;gfx1201:xnack-"}, "warning arch-gfx-new arch,rocm\n", "gfx1200, gfx1201:xnack- are in PyTorch's own builds from ROCm 6.3 on", "use rocm 6.3 or newer"},
+		{"gfx of an unknown ROCm", compat.Combo{ROCm: "9.9", Arch: "gfx1200"}, "", "", ""},
 		{"gfx unreadable", compat.Combo{ROCm: "6.4", Arch: "8.6"}, "error arch-syntax arch\n", `"8.6"`, ""},
 		{"gfx unknown", compat.Combo{ROCm: "6.4", Arch: "gfx90a:xnack- gfx1234 gfx11-generic"}, "warning arch-gfx arch\n", "gfx1234 is not in the table", ""},
 

@@ -23,6 +23,7 @@
 //	torch           by series: releases, Pythons and holes, builds per toolkit with the archs
 //	                inside them, what the extension builder knows, C++ standard and ABI
 //	cuda            by series: releases, targets of nvcc, host compilers, drivers, default archs
+//	rocm            by series: the targets of PyTorch's own builds
 //	driver_minimum  by CUDA major
 //	toolkits        on which systems CUDA and ROCm exist
 //	os              by os name: platform tag, default compiler, glibc

@@ -521,6 +521,7 @@ func build(root *node) (*Table, error) {
 		os:      map[string]Platform{},
 		gpus:    map[CC]GPU{},
 		gfx:     map[string]Confidence{},
+		rocm:    map[release]gfxRow{},
 	}
 	var format string
 	d.record(root, "", keys{
@@ -570,6 +571,16 @@ func build(root *node) (*Table, error) {
 					"devices":    list(d, &g.Devices, anyText),
 				}, "confidence", "family")
 				t.gpus[k] = g
+			})
+		},
+		"rocm": func(n *node, key string) {
+			each(d, n, key, parseSeries, func(k release, n *node, key string) {
+				var r gfxRow
+				d.record(n, key, keys{
+					"confidence":  value(d, &r.conf, parseConfidence),
+					"default_gfx": value(d, &r.list, ParseGfxList),
+				}, "confidence", "default_gfx")
+				t.rocm[k] = r
 			})
 		},
 		"gfx": func(n *node, key string) {

@@ -158,6 +158,12 @@ type cudaRow struct {
 	defaults   archRow
 }
 
+// gfxRow is what PyTorch's own wheels for a ROCm series are built for.
+type gfxRow struct {
+	conf Confidence
+	list GfxList
+}
+
 // A Table is the knowledge of one date. It does not change and may be used by
 // several goroutines at once.
 type Table struct {
@@ -171,6 +177,7 @@ type Table struct {
 	os      map[string]Platform
 	gpus    map[CC]GPU
 	gfx     map[string]Confidence
+	rocm    map[release]gfxRow
 
 	// Derived by finish: the keys in order.
 	torchSeries, cudaSeries []release
@@ -348,6 +355,16 @@ func (t *Table) DefaultArchs(cuda string) (ArchList, bool) {
 		return ArchList{}, false
 	}
 	return r.defaults.list, true
+}
+
+// DefaultGfx is DefaultArchs for a ROCm version: the targets of PyTorch's own wheels for it.
+func (t *Table) DefaultGfx(rocm string) (GfxList, bool) {
+	v, err := parseRelease(rocm)
+	if err != nil {
+		return GfxList{}, false
+	}
+	r, ok := t.rocm[v.series()]
+	return r.list, ok && len(r.list.items) > 0
 }
 
 // Emits are the targets, with "a" and "f" ones, that nvcc of a CUDA version can

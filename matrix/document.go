@@ -87,7 +87,7 @@ type Package struct {
 	ArchLists Map[Text] `json:"arch_lists,omitempty"`
 	// The GPU architectures of rows that do not set their own: a list, the name of
 	// one, or a map from toolkit versions to these. The default for CUDA depends on
-	// the toolkit version; the default for ROCm is torch's own list.
+	// the toolkit version; the default for ROCm is the list of torch's own wheels.
 	//
 	//	arch_lists: {hopper: "8.0 9.0+PTX"}
 	//	arch:

@@ -39,7 +39,6 @@ type GitHubJob struct {
 	Group string `json:"group"`
 
 	platform string
-	hosted   bool
 	stands   bool // the runner stands in for another system
 	files    []string
 	pkg      string
@@ -93,9 +92,6 @@ func (j *GitHubJob) Files() []string { return j.files }
 // hosted runner has that one.
 func (j *GitHubJob) StandsIn() bool { return j.stands }
 
-// Hosted reports whether the job runs on a machine of GitHub's.
-func (j *GitHubJob) Hosted() bool { return j.hosted }
-
 // HostedJobs returns a job for every row that the hosted workflow builds (workflow.rows), in the
 // order of the plan.
 func (p *Plan) HostedJobs() []GitHubJob {
@@ -119,14 +115,13 @@ func (p *Plan) jobs(wanted func(*Row) bool) []GitHubJob {
 		sandbox := p.workflow.Sandbox
 		if sandbox == "" {
 			sandbox = "host"
-			if strings.HasPrefix(r.Platform, "linux") && (settings.Image != "" || r.CUDA != "") {
+			if strings.HasPrefix(r.Platform, "linux") && (settings.Image != "" || r.CUDA != "" || r.ROCm != "") {
 				sandbox = "docker"
 			}
 		}
 		jobs = append(jobs, GitHubJob{
 			Row: r.ID, Name: r.ID, OS: r.OS, Kind: r.Kind, Python: r.Python, CUDA: r.CUDA, ROCm: r.ROCm, Torch: r.Torch,
 			Arch: r.Arch, Image: settings.Image, RunsOn: string(labels), Sandbox: sandbox, Group: r.Package + "-" + cmp.Or(compat.ToolkitTag(r.CUDA, r.ROCm), "cpu"), platform: r.Platform,
-			hosted: len(runner) == 1 && slices.Contains(hostedRunners, runner[0]),
 			stands: !slices.Contains(hostedRunners, r.OS) && len(p.workflow.Runners[r.OS]) == 0, files: r.Files(), pkg: r.Package,
 		})
 	}

@@ -71,7 +71,11 @@ func TestExLlamaV2(t *testing.T) {
 	p := plan(t, string(text), matrix.Options{})
 	var got []string
 	for _, r := range p.Rows {
-		got = append(got, strings.Join([]string{r.Kind, r.OS, r.Python, r.CUDA, r.ROCm, r.Torch, r.Arch, strings.Join(r.Files(), " ")}, "\t"))
+		arch := r.Arch
+		if r.ROCm != "" && arch != "" {
+			arch = "" // the workflow leaves it to torch's builder, whose list kiln writes down
+		}
+		got = append(got, strings.Join([]string{r.Kind, r.OS, r.Python, r.CUDA, r.ROCm, r.Torch, arch, strings.Join(r.Files(), " ")}, "\t"))
 	}
 	slices.Sort(want)
 	slices.Sort(got)
@@ -198,7 +202,7 @@ func TestArchResolution(t *testing.T) {
 	}
 	want := []string{
 		"x-1.0-cu118-cp312 7.0 8.0", "x-1.0-cu126-cp312 8.6", "x-1.0-cu128-cp312 8.0 9.0+PTX",
-		"x-1.0-rocm6.3-cp312 ", "x-1.0-rocm6.4-cp312 gfx90a;gfx942", "x-1.0-cu128-cp313 10.0", "x-1.0-cpu-cp313 ",
+		"x-1.0-rocm6.3-cp312 gfx900;gfx906;gfx908;gfx90a;gfx942;gfx1030;gfx1100;gfx1101;gfx1102;gfx1200;gfx1201", "x-1.0-rocm6.4-cp312 gfx90a;gfx942", "x-1.0-cu128-cp313 10.0", "x-1.0-cpu-cp313 ",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -373,7 +377,7 @@ func TestSelection(t *testing.T) {
 		`os=windows-*`: 16, `os!=windows-*`: 19, `blas=mkl`: 16, `toolkit=none`: 1, `kind=sdist`: 1, `version=1.0`: 18,
 		`version in (1.0, 2.0)`: 35, `cuda in (12.6, 12.8.1) and blas in (mkl)`: 16, `cuda not in (12.6)`: 19,
 		`(cuda=12.8 or rocm) and not os=windows-2022 and version=2.0`: 5, `CUDA=12.8 AND BLAS=mkl`: 8,
-		`! cuda && version=1.0 || rocm`: 3, `id=x-1.0-*`: 18, `tag=cu128-*`: 16, `package=x`: 35, `arch`: 32, `platform="win_amd64"`: 16,
+		`! cuda && version=1.0 || rocm`: 3, `id=x-1.0-*`: 18, `tag=cu128-*`: 16, `package=x`: 35, `arch`: 34, `platform="win_amd64"`: 16,
 		`cuda=12.8.*`: 16,
 	} {
 		sel, err := matrix.ParseSelection(expr)

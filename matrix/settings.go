@@ -275,7 +275,7 @@ func (b *rowBuilder) buildTag(r *Row) (string, *diag.Diagnostic) {
 var localVersion = regexp.MustCompile(`^[A-Za-z0-9]+([-_.][A-Za-z0-9]+)*$`)
 
 // archOf resolves the architectures: of the group, of the package for this toolkit,
-// else kiln's default for the CUDA version.
+// else the default for the version of CUDA or ROCm.
 func (b *rowBuilder) archOf(r *Row) string {
 	if r.CUDA == "" && r.ROCm == "" {
 		return ""
@@ -312,8 +312,12 @@ func (b *rowBuilder) writtenArch(r *Row) (text string, ok bool) {
 }
 
 // defaultArch returns kiln's own list for the CUDA version, less what no GPU could run
-// inside the row's torch.
+// inside the row's torch, or the list of PyTorch's own builds for the ROCm version.
 func (b *rowBuilder) defaultArch(r *Row) string {
+	if r.ROCm != "" {
+		list, _ := b.g.compat.DefaultGfx(r.ROCm) // empty where it is unknown: torch's builder then takes its own
+		return list.String()
+	}
 	list, ok := b.g.compat.DefaultArchs(r.CUDA)
 	if !ok {
 		return ""

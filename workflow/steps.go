@@ -73,13 +73,11 @@ func PlanSummary(plan *matrix.Plan, release string) string {
 // them. Such jobs are not generated: a workflow that is red by construction teaches people to
 // ignore red.
 func CheckJobs(plan *matrix.Plan) error {
-	var foreign, rocm, system []matrix.GitHubJob
+	var foreign, system []matrix.GitHubJob
 	for _, j := range plan.HostedJobs() {
 		switch {
 		case !matrix.CanBuild(j.Platform()):
 			foreign = append(foreign, j)
-		case j.ROCm != "" && j.Image == "" && j.Sandbox == "host" && j.Hosted():
-			rocm = append(rocm, j)
 		case j.StandsIn() && j.Sandbox == "host":
 			system = append(system, j)
 		}
@@ -104,13 +102,6 @@ func CheckJobs(plan *matrix.Plan) error {
 		return `workflow: {rows: "` + strings.Join(slices.Compact(parts), " and ") + `"}`
 	}
 	add(foreign, "kiln builds Linux rows only\n  leave them out with %s", leaveOut(foreign, "os", func(j *matrix.GitHubJob) string { return j.OS }))
-	var images []string
-	for i := range rocm {
-		images = append(images, "packages."+rocm[i].Package()+`.image: {rocm: "IMAGE"}`)
-	}
-	slices.Sort(images)
-	add(rocm, "hosted runners have no ROCm, and no image is set\n  set %s to an image with ROCm, or workflow.runners to runners that have it, or leave the rows out with workflow: {rows: \"toolkit != rocm\"}",
-		strings.Join(slices.Compact(images), ", "))
 	var names []string
 	for i := range system {
 		names = append(names, system[i].OS)

@@ -116,6 +116,8 @@ func New(opts Options) ([]byte, error) {
 		"Dispatch": slices.Contains(w.ReleaseOn, "dispatch"), "Releases": releases(w.ReleaseOn), "MaxParallel": cmp.Or(w.MaxParallel, matrix.GitHubMaxJobs),
 		"Cache": w.Cache, "CacheDir": path.Join(folder, ".kiln/cache/ccache"), "Attest": w.Attest, "SignKey": w.SignKey,
 		"Rows": "", "KilnURL": w.KilnURL, "KilnSHA256": "",
+		// Rows in containers have ROCm in their image.
+		"ROCm": slices.ContainsFunc(opts.Plan.HostedJobs(), func(j matrix.GitHubJob) bool { return j.ROCm != "" && j.Sandbox == "host" }),
 	}
 	if w.Rows != nil {
 		data["Rows"] = w.Rows.String()

@@ -68,7 +68,7 @@ func (f *buildFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.cacheSize, "cache-size", "", "how large the compile cache may become (default 20GB)")
 	flags.StringVar(&f.indexURL, "index-url", "", "the package `index` for everything but torch (default: pip's)")
 	flags.StringVar(&f.torchIndex, "torch-index", "", "the `address` below which torch's indexes are (default "+build.DefaultTorchIndex+")")
-	flags.StringVar(&f.image, "default-image", "", "`image` of CUDA rows that name none (default "+build.DefaultImage+")")
+	flags.StringVar(&f.image, "default-image", "", "`image` of CUDA rows that name none (default "+build.DefaultImage+"; ROCm rows: "+build.DefaultROCmImage+")")
 	flags.StringArrayVar(&f.engineArgs, "engine-arg", nil, "an `argument` for every call of podman or docker, such as --runtime=runc")
 	flags.StringArrayVar(&f.containerArgs, "container-arg", nil, "an `argument` for every container, such as --device=nvidia.com/gpu=all")
 	flags.StringVar(&f.containerNetwork, "container-network", "", "the network of containers that may have one (default: the engine's)")

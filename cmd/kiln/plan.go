@@ -387,8 +387,8 @@ func imageLegend(p *planned) []string {
 		r := &p.plan.Rows[i]
 		settings, _ := p.plan.Settings(r.ID)
 		image := settings.Image
-		if image == "" && r.CUDA != "" && strings.Contains(r.Platform, "linux") {
-			image = strings.ReplaceAll(build.DefaultImage, "{version}", r.CUDA)
+		if image == "" && strings.Contains(r.Platform, "linux") {
+			image = build.ImageFor(r, "")
 		}
 		if image == "" || r.Kind != matrix.KindWheel {
 			continue

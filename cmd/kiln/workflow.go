@@ -28,7 +28,7 @@ commands are steps of that workflow; they write to the files that GITHUB_OUTPUT 
 terminal where there are none.`,
 		Example: "  kiln workflow github --write",
 	}
-	cmd.AddCommand(a.workflowGitHubCommand(), a.workflowPrepareCommand(), a.workflowSummaryCommand(), a.workflowFreeDiskCommand(), a.workflowCUDACommand())
+	cmd.AddCommand(a.workflowGitHubCommand(), a.workflowPrepareCommand(), a.workflowSummaryCommand(), a.workflowFreeDiskCommand(), a.workflowCUDACommand(), a.workflowROCmCommand())
 	return cmd
 }
 
@@ -263,5 +263,52 @@ archives of the row's own.`,
 	flags.register(cmd)
 	cmd.Flags().StringVar(&dir, "to", "", "the `folder` for the toolkit (default: one for temporary files)")
 	cmd.Flags().StringVar(&source, "source", "", "the `address` of the archives (default NVIDIA's)")
+	return cmd
+}
+
+func (a *app) workflowROCmCommand() *cobra.Command {
+	var flags planFlags
+	var source, fingerprint string
+	cmd := &cobra.Command{
+		Use:   "rocm ROW",
+		Short: "Step of the workflow: install the ROCm release of a row that is built on the runner itself",
+		Long: `Adds AMD's repository for the row's ROCm release and this Ubuntu, with the key checked by its fingerprint, installs the HIP
+SDK with apt, and tells later steps about it through GITHUB_ENV and GITHUB_PATH. Rows that are built in containers do not need it: their image
+has ROCm. It refuses to run on a machine that GitHub does not host.`,
+		Example: "  kiln workflow rocm exllamav2-0.3.2-rocm6.1-torch2.4.0-cp312-linux_x86_64",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if os.Getenv("GITHUB_ACTIONS") != "true" || os.Getenv("RUNNER_ENVIRONMENT") != "github-hosted" {
+				return errors.New("this is no runner that GitHub hosts; nothing is installed on other machines")
+			}
+			p, err := a.loadPlan(&flags)
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(p.plan.Rows, func(r matrix.Row) bool { return r.ID == args[0] })
+			if i < 0 {
+				return fmt.Errorf("the plan has no row %s", args[0])
+			}
+			version := p.plan.Rows[i].ROCm
+			if version == "" {
+				return fmt.Errorf("the row %s has no ROCm", args[0])
+			}
+			home, err := workflow.InstallROCm(cmd.Context(), workflow.ROCmOptions{
+				Version: version, Source: source, Fingerprint: fingerprint, Retry: publish.Retry{Log: a.log},
+				Env: os.Environ(), Output: ui.Log(a.stderr),
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(a.stdout, "ROCm %s is in %s\n", version, home)
+			if err := a.ciFile("GITHUB_ENV", fmt.Sprintf("ROCM_HOME=%s\nROCM_PATH=%s\n", home, home)); err != nil {
+				return err
+			}
+			return a.ciFile("GITHUB_PATH", home+"/bin\n")
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().StringVar(&source, "source", "", "the `address` of the packages (default AMD's)")
+	cmd.Flags().StringVar(&fingerprint, "fingerprint", "", "the `fingerprint` of the key that signs them (default AMD's)")
 	return cmd
 }

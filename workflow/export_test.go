@@ -1,0 +1,4 @@
+package workflow
+
+// KeyFingerprint is keyFingerprint, for its fuzzing.
+func KeyFingerprint(text []byte) (string, error) { return keyFingerprint(text) }

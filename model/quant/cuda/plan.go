@@ -377,7 +377,7 @@ var (
 	mixedFactor = map[shape]float64{{1, 2}: 1.3, {1, 4}: 1.6, {2, 2}: 0.99, {2, 4}: 1.17, {4, 2}: 0.84}
 	// stepTime is what a tile of wgmma.cu needs for 32 rows of four bits, and of others; tallTime
 	// what one of tall.cu needs.
-	stepTime = map[int][2]float64{16: {0.175, 0.34}, 32: {0.173, 0.4}, 64: {0.245, 0.4}, 128: {0.365, 0.44}}
+	stepTime = map[int][2]float64{16: {0.175, 0.34}, 32: {0.173, 0.4}, 64: {0.247, 0.4}, 128: {0.365, 0.44}}
 	tallTime = map[int]float64{128: 0.232, 192: 0.305, 256: 0.375}
 	// clusterRoom is how many multiprocessors, of 132, clusters of a size find room on: they must
 	// be near each other.

@@ -263,13 +263,26 @@ e2e-jit: deps
 	@dev/e2e/share-images.sh
 	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EJIT)' -v -count=1 -timeout 1h
 
-## e2e-jit-exllamav2: compile exllamav2's own extension with kiln jit in a container, eight processes at once (EXLLAMAV2=checkout; half an hour of processor)
+## e2e-jit-exllamav2: exllamav2 from PyPI, unedited, through python -m kiln.torch in a container: kills, eight processes at once (half an hour of processor)
 .PHONY: e2e-jit-exllamav2
 e2e-jit-exllamav2: export KILN_E2E := jit-exllamav2
-e2e-jit-exllamav2: export KILN_EXLLAMAV2 := $(EXLLAMAV2)
 e2e-jit-exllamav2: deps
 	dev/e2e/images.sh trixie-torch26
 	$(GO) test ./dev/e2e -run '^TestE2EJITExLlamaV2$$' -v -count=1 -timeout 4h
+
+## e2e-jit-programs: the calls of twenty programs with torch's loader and with kiln's, in a container (half an hour of processor)
+.PHONY: e2e-jit-programs
+e2e-jit-programs: export KILN_E2E := jit-programs
+e2e-jit-programs: deps
+	dev/e2e/images.sh trixie-torch26
+	$(GO) test ./dev/e2e -run '^TestE2EJITPrograms$$' -v -count=1 -timeout 4h
+
+## e2e-jit-rocm: exllamav2's extension translated for ROCm, beside torch's own hipify, and compiled as far as there is no torch for ROCm
+.PHONY: e2e-jit-rocm
+e2e-jit-rocm: export KILN_E2E := jit-rocm
+e2e-jit-rocm: deps
+	dev/e2e/images.sh trixie-torch26 trixie-hip
+	$(GO) test ./dev/e2e -run '^TestE2EJITROCm$$' -v -count=1 -timeout 1h
 
 ## e2e-index: all clients of the index, 100 uploads and publishes with kills (RUN=TestX to limit)
 .PHONY: e2e-index

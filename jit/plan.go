@@ -44,9 +44,9 @@ type plan struct {
 	// made, as soon as it is needed.
 	translated bool
 	hip        *translation
-	warnings []string
-	inputs   Inputs
-	files    []string // everything that was looked at: a change of one makes another plan
+	warnings   []string
+	inputs     Inputs
+	files      []string // everything that was looked at: a change of one makes another plan
 }
 
 // targets are the GPUs that are compiled for.
@@ -127,11 +127,11 @@ func (s *Spec) title() string {
 
 type planner struct {
 	*plan
-	m         *machine.Machine
-	opts      *Options
-	cuda      bool // nvcc compiles, or CUDA is linked
-	rocm      bool // the same for hipcc and HIP
-	ccbin     string
+	m     *machine.Machine
+	opts  *Options
+	cuda  bool // nvcc compiles, or CUDA is linked
+	rocm  bool // the same for hipcc and HIP
+	ccbin string
 }
 
 func (p *planner) kit() machine.CUDAToolkit {

@@ -421,6 +421,12 @@ func TestProbeROCm(t *testing.T) {
 	if !r.Can(machine.BuildROCm) || !r.Can(machine.RunROCm) || r.Can(machine.RunCUDA) {
 		t.Errorf("%+v", r.Abilities)
 	}
+	// ROCm from Python packages goes before one of the system.
+	const sdk = "/lib/site/lib/python3.12/site-packages/_rocm_sdk_core"
+	f.Files[sdk+"/bin/hipcc"] = ""
+	if m := probe(f, machine.ProbeOptions{}); len(m.ROCm) != 3 || m.ROCm[0].Home != sdk || m.ROCm[0].Source != "site-packages" {
+		t.Errorf("ROCm from packages: %+v", m.ROCm)
+	}
 }
 
 // TestHang: a driver that does not answer costs the time limit and nothing more.

@@ -116,6 +116,9 @@ func (p *prober) rocm(ctx context.Context) Result {
 	}
 	add(p.Getenv("ROCM_HOME"), "ROCM_HOME")
 	add(p.Getenv("ROCM_PATH"), "ROCM_PATH")
+	for _, site := range p.m.Python.SitePackages {
+		add(p.path(site, "_rocm_sdk_core"), "site-packages")
+	}
 	if hipcc, ok := p.LookPath("hipcc"); ok {
 		home := parent(parent(hipcc))
 		if strings.HasSuffix(home, "/hip") {

@@ -303,7 +303,7 @@ func (r *Report) add() {
 		}
 		if row.Current {
 			r.asked++
-			if row.Status != engine.StatusPending && row.Status != engine.StatusRunning {
+			if !slices.Contains([]Status{engine.StatusPending, engine.StatusRunning, engine.StatusCanceled}, row.Status) {
 				r.ended++
 			}
 			if row.Status == engine.StatusFailed {
@@ -423,7 +423,7 @@ func (r *Report) Summary() string {
 	switch {
 	case r.Active:
 		return "At work: " + text + "."
-	case r.Ended.IsZero():
+	case r.Ended.IsZero() || r.ended < r.asked:
 		return "Stopped: " + text + "; the next kiln build continues."
 	}
 	return "Finished: " + text + "."

@@ -104,7 +104,8 @@ def _bind(name, args, kwargs):
     given = dict(bound.arguments)
     why = _beyond(given)
     if why and theirs:
-        given["_torch"] = functools.partial(theirs, *args, **kwargs), "kiln.torch leaves %s to torch's own loader: %s" % (given["name"], why)
+        said = "kiln.torch leaves %s to torch's own loader: %s" % (given["name"], why)
+        given["_torch"] = functools.partial(theirs, *args, **kwargs), said
     elif why:
         raise BuildError("%s: %s" % (given["name"], why))
     return given
@@ -167,7 +168,8 @@ def _words(flags):
     """Flags as compilers get them from torch, which writes them into a ninja file as they are: ninja and a shell read them."""
     line = _ninja.sub(lambda m: m[1] or "", " ".join(f.strip() for f in _list(flags)))
     if re.search(r"[$`]", line) and os.name != "nt":
-        out = subprocess.run(["/bin/sh", "-c", "for word in " + line + '; do printf "%s\\0" "$word"; done'], stdout=subprocess.PIPE, check=True)
+        script = "for word in " + line + '; do printf "%s\\0" "$word"; done'
+        out = subprocess.run(["/bin/sh", "-c", script], stdout=subprocess.PIPE, check=True)
         return [os.fsdecode(w) for w in out.stdout.split(b"\0")[:-1]]
     return shlex.split(line)
 
@@ -247,7 +249,6 @@ def extension(
     root = os.path.abspath(os.path.join(folder, root)) if root else folder
     args = extra_compile_args if isinstance(extra_compile_args, dict) else {"cxx": extra_compile_args, "nvcc": extra_compile_args}
     macros = ["-D%s" % k if v is None else "-D%s=%s" % (k, v) for k, v in define_macros]
-    nvcc = macros + _list(args.get("nvcc"))
     parent, _, tail = full.rpartition(".")
     spec = {
         "name": tail,
@@ -255,7 +256,10 @@ def extension(
         "root": root,
         "sources": _list(sources),
         "include": _list(include_dirs),
-        "flags": {"cxx": macros + _list(args.get("cxx")), "nvcc": nvcc, "hip": macros + _list(args.get("hip", args.get("nvcc"))), "link": _list(extra_link_args)},
+        "flags": {
+            "cxx": macros + _list(args.get("cxx")), "nvcc": macros + _list(args.get("nvcc")),
+            "hip": macros + _list(args.get("hip", args.get("nvcc"))), "link": _list(extra_link_args),
+        },
         "libraries": _list(libraries),
         "library_dirs": _list(library_dirs),
         "cuda": bool(cuda),

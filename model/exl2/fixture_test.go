@@ -143,6 +143,18 @@ func elements(shape []int64) int64 {
 	return n
 }
 
+// ordinaryScales makes the scales of a layer as small as those of a real one, so that a model of
+// such layers computes numbers.
+func ordinaryScales(ts []rawTensor) {
+	for _, t := range ts {
+		if strings.HasSuffix(t.name, ".q_scale_max") || strings.HasSuffix(t.name, ".bias") {
+			for i := 1; i < len(t.data); i += 2 {
+				t.data[i] = 0x24 | t.data[i]&0x03 // 1/64 to 1/32
+			}
+		}
+	}
+}
+
 // quantized makes the tensors of a structurally valid layer with random contents.
 func quantized(r *rand.Rand, key string, in, out int, bias bool) []rawTensor {
 	n := (out + 31) &^ 31
@@ -207,6 +219,20 @@ func sourceName(a *architecture, name string) string {
 
 // config makes a random config.json for the architecture and returns it with its keys in a fixed
 // order.
+// tokenizer is the file tokenizer.json: for an ordinary model with a token for each of 58 characters.
+func (fx *fixture) tokenizer() string {
+	if !fx.Plain {
+		return "{}"
+	}
+	var vocab []string
+	for i, c := range " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,!?\n" {
+		name, _ := json.Marshal(string(c))
+		vocab = append(vocab, fmt.Sprintf("%s: %d", name, i))
+	}
+	return `{"version": "1.0", "added_tokens": [], "decoder": {"type": "Fuse"}, "model": {"type": "BPE", "merges": [], "vocab": {` +
+		strings.Join(vocab, ", ") + "}}}\n"
+}
+
 func (fx *fixture) config(r *rand.Rand) map[string]any {
 	pick := func(values ...any) any { return values[r.IntN(len(values))] }
 	headDim := []int{16, 32}[r.IntN(2)]
@@ -371,6 +397,9 @@ func (fx *fixture) write(dir string) error {
 				}
 				path := filepath.Join(fx.work, "out_tensor", p.key+".safetensors")
 				ts := quantized(r, p.key, p.in, out, p.bias)
+				if fx.Plain {
+					ordinaryScales(ts)
+				}
 				if err := writeSafetensorsListed(path, ts, false, order(ts)); err != nil {
 					return err
 				}
@@ -459,7 +488,7 @@ func (fx *fixture) write(dir string) error {
 		}
 	}
 	others := map[string]string{
-		"config.json": string(text), "tokenizer.json": "{}", "README.md": "a model\n", "model.safetensors.index.json": `{"weight_map":{}}`,
+		"config.json": string(text), "tokenizer.json": fx.tokenizer(), "README.md": "a model\n", "model.safetensors.index.json": `{"weight_map":{}}`,
 		"pytorch_model.bin": "pickle", "consolidated.pth": "weights", ".gitattributes": "*.bin lfs\n", ".hidden.safetensors": "not one",
 		"subdir/file.txt": "not copied", "preprocessor_config.json": "{}",
 	}

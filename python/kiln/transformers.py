@@ -19,6 +19,7 @@ from transformers import modeling_utils
 from transformers.utils import logging
 
 from ._checkpoint import Checkpoint
+from ._graph import Calls
 from ._library import Error, FormatError, NotSupported, OutOfMemory
 from ._quant import QMatrix, _exl2, _gptq
 from .nn import QExperts, QLinear
@@ -116,6 +117,8 @@ class Exl2Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model, **kwargs):
         for p in model.parameters():
             p.requires_grad_(False)
+        if hasattr(model, "get_compiled_call"):
+            _use_graphs(model)
         return model
 
     def is_serializable(self, *args, **kwargs):
@@ -138,6 +141,20 @@ class GptqQuantizer(Exl2Quantizer):
         return _Format("GPTQ", "qweight", _gptq, lambda tensors, key, **kw: QMatrix.from_gptq(
             tensors, key, bits=config.bits, group_size=max(group or 0, 0), zero="as-stored" if stored else "plus-one-wrap", **kw
         ))  # fmt: skip
+
+
+def _use_graphs(model):
+    """Have model.generate replay CUDA graphs where it would call a compiled model: with a static cache, on a GPU."""
+    plain, calls = model.get_compiled_call, []
+
+    def get_compiled_call(compile_config=None):
+        if compile_config is not None:  # the caller wants torch.compile
+            return plain(compile_config)
+        if not calls:
+            calls.append(Calls(model, lambda **kwargs: plain(None)(**kwargs)))
+        return calls[0]
+
+    model.get_compiled_call = get_compiled_call
 
 
 def use_for_gptq():

@@ -1,0 +1,169 @@
+"""Steps of generation as CUDA graphs: one launch in place of a thousand.
+
+A step of a model with a static cache is captured once and replayed. While it is captured, a few small functions of the
+model are replaced by fused ones: norms, rotary embeddings and updates of the cache by what torch.compile makes of them, and
+attention of one token by one that does not repeat keys and values for each query. Nothing of that touches the model itself.
+"""
+
+import contextlib
+import importlib.util
+import sys
+import weakref
+
+import torch
+
+from .nn import QExperts
+
+
+def can_capture(model, cache):
+    """Whether steps of the model with this cache do the same every time, and nothing on the host."""
+    layers = getattr(cache, "layers", None)
+    return bool(
+        layers
+        and all(type(layer).__name__ == "StaticLayer" and layer.is_initialized and layer.keys.is_cuda for layer in layers)
+        and len({layer.keys.device for layer in layers}) == 1
+        and not any(isinstance(m, QExperts) for m in model.modules())
+        and not any("experts" in name for name, _ in model.named_modules())
+    )
+
+
+class Graph:
+    """A function of static tensors, captured. counters are tensors that it changes and that stay as they are here."""
+
+    def __init__(self, function, counters, model=None):
+        before = [c.clone() for c in counters]
+        self.stream = torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with fused(model) if model is not None else contextlib.nullcontext(), torch.no_grad():
+            with torch.cuda.stream(self.stream):
+                for _ in range(2):  # what the first call compiles or allocates
+                    function()
+                    for c, b in zip(counters, before):
+                        c.copy_(b)
+            self.stream.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.result = function()
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def replay(self):
+        self.graph.replay()
+        return self.result
+
+
+class Calls:
+    """What model.generate calls for every token after the first, in the place of a compiled model."""
+
+    def __init__(self, model, compiled):
+        self.model, self.compiled = weakref.ref(model), compiled
+        self.key = self.graph = self.inputs = None
+
+    def __call__(self, **kwargs):
+        model, cache = self.model(), kwargs.get("past_key_values")
+        tensors = {k: v for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
+        if not can_capture(model, cache) or any(isinstance(v, (dict, list, tuple)) for v in kwargs.values()):
+            return self.compiled(**kwargs)
+        key = (cache.layers[0].keys.data_ptr(), *((k, v.shape, v.dtype) if k in tensors else (k, id(v)) for k, v in sorted(kwargs.items())))
+        if key != self.key:
+            self.key = self.graph = None
+            self.inputs = {k: v.clone() for k, v in tensors.items()}
+            fixed = {**kwargs, **self.inputs}
+            self.graph = Graph(lambda: model(**fixed), counters(cache), model)
+            self.key = key
+        else:
+            for k, v in tensors.items():
+                self.inputs[k].copy_(v)
+        return self.graph.replay()
+
+
+def counters(cache):
+    found = (getattr(layer, "cumulative_length", None) for layer in cache.layers)
+    return [t for t in found if isinstance(t, torch.Tensor)]
+
+
+class Steps:
+    """Generation of a batch, token by token, all on the GPU: each replay chooses a token and feeds it to the next one.
+
+    choose makes tokens [batch] of logits [batch, vocabulary], without looking at anything on the host.
+    """
+
+    def __init__(self, model, ids, length, choose, **prefill):
+        import transformers
+
+        self.model, batch = model, ids.shape[0]
+        self.old = transformers.__version__.startswith("4.")  # which wants to be told the position
+        self.cache = transformers.StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+        self.position = torch.arange(ids.shape[1], device=ids.device)
+        with torch.no_grad():
+            logits = self._forward(ids, logits_to_keep=1, **prefill)
+        self.position = torch.tensor([ids.shape[1]], device=ids.device)
+        self.tokens = choose(logits).view(batch, 1)
+        self.captured = can_capture(model, self.cache)
+
+        def step():
+            self.tokens.copy_(choose(self._forward(self.tokens)).view(batch, 1))
+            self.position.add_(1)
+            return self.tokens
+
+        saved = self.tokens.clone()
+        self.step = Graph(step, [self.tokens, self.position, *counters(self.cache)], model).replay if self.captured else torch.no_grad()(step)
+        self.tokens.copy_(saved)
+
+    def _forward(self, ids, **more):
+        where = {"cache_position": self.position} if self.old else {}
+        position = self.position[None].expand(ids.shape[0], -1)
+        return self.model(input_ids=ids, position_ids=position, past_key_values=self.cache, use_cache=True, **where, **more).logits[:, -1]
+
+
+# What is replaced while a step is captured.
+
+
+@contextlib.contextmanager
+def fused(model):
+    """Within, calls of the model use fused functions where they are known to do the same."""
+    undo = []
+
+    def put(owner, name, new):
+        mine = name in vars(owner)
+        undo.append((owner, name, vars(owner).get(name), mine))
+        setattr(owner, name, new)
+
+    compile = torch.compile if importlib.util.find_spec("triton") else lambda f, **_: f
+    norms, places = {}, set()
+    for module in model.modules():
+        kind = type(module)
+        if kind.__name__.endswith("RMSNorm") and "forward" not in vars(module):
+            if kind not in norms:
+                norms[kind] = compile(kind.forward, dynamic=False)
+            put(module, "forward", _bind(norms[kind], module))
+        if kind.__name__.endswith("Attention"):
+            places.add(kind.__module__)
+    for place in places:
+        if hasattr(sys.modules[place], "apply_rotary_pos_emb"):
+            put(sys.modules[place], "apply_rotary_pos_emb", compile(sys.modules[place].apply_rotary_pos_emb, dynamic=False))
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: _attention(plain, *args, **kwargs)
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = plain
+        for owner, name, old, mine in reversed(undo):
+            setattr(owner, name, old) if mine else delattr(owner, name)
+
+
+def _bind(function, module):
+    return lambda *args, **kwargs: function(module, *args, **kwargs)
+
+
+def _attention(plain, module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
+    """Attention of one token: the queries that share a key are its rows."""
+    groups, mask = query.shape[1] // key.shape[1], attention_mask
+    ordinary = query.shape[2] == 1 and groups > 1 and mask is not None and mask.dim() == 4 and mask.shape[1] == 1
+    if not ordinary or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None or kwargs.get("softcap"):
+        return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+    batch, heads, _, width = query.shape
+    rows = query.reshape(batch, heads // groups, groups, width)
+    out = torch.nn.functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask[..., : key.shape[2]], scale=scaling)
+    return out.reshape(batch, 1, heads, value.shape[-1]), None

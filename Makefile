@@ -22,7 +22,7 @@ export KILN_PYTHON ?= $(CURDIR)/$(CACHE)/venv/bin/python
 export KILN_OLD_PIP_PYTHON ?= $(CURDIR)/$(CACHE)/venv-old-pip/bin/python
 export KILN_UV ?= $(CURDIR)/$(CACHE)/venv/bin/uv
 comma := ,
-export KILN_REQUIRE ?= actionlint,git,python,cc,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple,sigstore$(if $(CI),$(comma)podman$(comma)chromium$(comma)ccache$(comma)mount$(comma)pidns)
+export KILN_REQUIRE ?= actionlint,git,python,cc,nvcc,cuobjdump,uv,twine,old-pip,pypi-simple,sigstore$(if $(CI),$(comma)transformers$(comma)podman$(comma)chromium$(comma)ccache$(comma)mount$(comma)pidns)
 
 # Knobs, as in `make test PKG=./wheel/... RUN=TestVersion`.
 PKG ?= ./...
@@ -308,7 +308,7 @@ e2e-workflow: deps build $(CACHE)/tools/act
 e2e-model: export KILN_E2E := model
 e2e-model: export KILN_EXLLAMAV2_PYTHON ?= $(CURDIR)/$(CACHE)/venv-exllamav2/bin/python
 e2e-model: deps
-	@dev/scripts/exllamav2.sh
+	@dev/scripts/torchvenv.sh exllamav2
 	$(GO) test ./model/exl2 -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 60m
 
 ## e2e-python: the Python package, built, audited, tested and published by kiln, then installed with pip (KILN=path of another kiln)

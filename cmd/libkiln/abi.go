@@ -308,7 +308,7 @@ func kiln_make_exl2(in *C.kiln_exl2, out *C.kiln_matrix) C.int32_t {
 		if err != nil {
 			return err
 		}
-		handle, err := lib.MakeEXL2(r, quant.EXL2Options{Prescale: float32(in.prescale), Dialect: dialect})
+		handle, err := lib.MakeEXL2(r, quant.EXL2Options{Prescale: float32(in.prescale), Dialect: dialect, Joined: true})
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need: Python with its headers, a C++ compiler, the packages of
 # dev/python/requirements.txt in .cache/venv, and an old pip in .cache/venv-old-pip. In CI (CI=true)
-# also Chromium, ccache, and podman with a small image: elsewhere the tests with them run where they are found.
+# also Chromium, ccache, podman with a small image, and PyTorch with transformers: elsewhere the tests with them run where
+# they are found.
 # Does nothing if all of it is there.
 #
 #   dev/scripts/deps.sh          everything
@@ -73,7 +74,9 @@ if [ -n "${CI:-}" ]; then
   dev/scripts/podman.sh
   dev/e2e/images.sh ci
 fi
+with_torch() { if [ -n "${CI:-}" ]; then dev/scripts/torchvenv.sh transformers; fi; }
 if [ -x "$venv/bin/python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$made_from" ]; then
+  with_torch
   exit 0
 fi
 say "making $venv with $("$python" -c 'import sys; print(sys.executable)')"
@@ -85,3 +88,4 @@ rm -rf "$venv-old-pip"
 "$python" -m venv "$venv-old-pip"
 "$venv-old-pip/bin/python" -m pip --quiet --disable-pip-version-check --no-input install pip==20.3.4
 printf '%s\n' "$made_from" >"$stamp"
+with_torch

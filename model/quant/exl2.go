@@ -15,6 +15,9 @@ type EXL2Options struct {
 	Prescale float32
 	// Dialect is whose rules are followed. LoRAX demands the tensor q_invperm.
 	Dialect Dialect
+	// Joined allows several matrices side by side, of the same groups and order of rows: q_scale_max
+	// is then [group][section], for sections of equally many columns. No file has it so.
+	Joined bool
 }
 
 // LoadEXL2 reads the EXL2 tensors key.q_weight, key.q_groups, key.q_scale, key.q_scale_max, and
@@ -26,11 +29,11 @@ type EXL2Options struct {
 // where that is known at once.
 func LoadEXL2(src Source, key string, opts EXL2Options) (*QMatrix, error) {
 	l := loader{src, key}
-	m, err := l.exl2Structure(opts.Dialect == LoRAX)
+	m, err := l.exl2Structure(opts.Dialect == LoRAX, opts.Joined)
 	if err != nil {
 		return nil, err
 	}
-	if m.words, err = readWords(l, "q_weight"); err != nil {
+	if m.words, err = l.codes("q_weight"); err != nil {
 		return nil, err
 	}
 	if m.scaleCodes, err = readWords(l, "q_scale"); err != nil {
@@ -64,12 +67,16 @@ const (
 // permutation. It is the only reader of these rules, for files and for calls. They are what
 // exllamav2 can load and compute with, which is more than its converter writes (that pads columns
 // to 32, for one) and more than it checks.
-func (l loader) exl2Structure(needPermutation bool) (*QMatrix, error) {
+func (l loader) exl2Structure(needPermutation, joined bool) (*QMatrix, error) {
 	var errs []error
 	weight := l.need(&errs, "q_weight", 2, tensor.I32)
 	groups := l.need(&errs, "q_groups", 1, tensor.I16)
 	scale := l.need(&errs, "q_scale", 2, tensor.I32)
-	scaleMax := l.need(&errs, "q_scale_max", 1, tensor.F16)
+	dims := 1
+	if t, _ := l.src.Lookup(l.name("q_scale_max")); joined && len(t.Shape) == 2 {
+		dims = 2
+	}
+	scaleMax := l.need(&errs, "q_scale_max", dims, tensor.F16)
 	if _, ok := l.src.Lookup(l.name("q_invperm")); ok || needPermutation {
 		l.need(&errs, "q_invperm", 1, tensor.I32, tensor.I16) // exllamav2 narrows it to I16 in any case
 	}
@@ -87,6 +94,8 @@ func (l loader) exl2Structure(needPermutation bool) (*QMatrix, error) {
 		return nil, l.bad("q_groups", -1, "no groups")
 	case scale[0] != count || scale[1] != cols/8:
 		return nil, l.bad("q_scale", -1, "shape %v: want [%d %d] for %d groups and %d columns", scale, count, cols/8, count, cols)
+	case dims == 2 && (scaleMax[1] == 0 || cols%(8*scaleMax[1]) != 0):
+		return nil, l.bad("q_scale_max", -1, "%d sections: want them of whole words of q_scale, for %d columns", scaleMax[1], cols)
 	case scaleMax[0] != count:
 		return nil, l.bad("q_scale_max", -1, "%d elements: want %d, one for each group", scaleMax[0], count)
 	}
@@ -94,7 +103,10 @@ func (l loader) exl2Structure(needPermutation bool) (*QMatrix, error) {
 	if err := l.checkBias(cols, tensor.F16); err != nil {
 		return nil, err
 	}
-	m := &QMatrix{format: EXL2, cols: cols}
+	m := &QMatrix{format: EXL2, cols: cols, sections: 1}
+	if dims == 2 {
+		m.sections = scaleMax[1]
+	}
 	if err := l.readGroups(m, packed); err != nil {
 		return nil, err
 	}
@@ -111,7 +123,7 @@ func (l loader) exl2Structure(needPermutation bool) (*QMatrix, error) {
 // exl2File is exl2Structure for tensors of a file. exllamav2's loader sorts q_invperm to find the
 // permutation, which the functions are given, so it must be there, and 16 bits are signed.
 func (l loader) exl2File() (*QMatrix, error) {
-	m, err := l.exl2Structure(true)
+	m, err := l.exl2Structure(true, false)
 	if err != nil {
 		return nil, err
 	}

@@ -51,6 +51,9 @@ type Tensor struct {
 	DType tensor.DType
 	Shape []int64
 	Data  []byte // little endian
+	// Elsewhere says that the data is not in main memory. That is allowed for the words of a matrix,
+	// q_weight or qweight, which [QMatrix.Words] then lacks: only a device that has them can use it.
+	Elsewhere bool
 }
 
 // TensorMap is a [Source] of tensors in memory, by name.
@@ -59,13 +62,17 @@ type TensorMap map[string]Tensor
 // Lookup implements [Source].
 func (s TensorMap) Lookup(name string) (safetensors.Tensor, bool) {
 	t, ok := s[name]
-	return safetensors.Tensor{Name: name, DType: t.DType, Shape: t.Shape, Size: int64(len(t.Data))}, ok
+	size := int64(len(t.Data))
+	if t.Elsewhere {
+		size, _ = tensor.Size(t.DType, t.Shape)
+	}
+	return safetensors.Tensor{Name: name, DType: t.DType, Shape: t.Shape, Size: size}, ok
 }
 
 // Open implements [Source].
 func (s TensorMap) Open(name string) (io.Reader, error) {
 	t, ok := s[name]
-	if !ok {
+	if !ok || t.Elsewhere {
 		return nil, fmt.Errorf("no tensor %q", name)
 	}
 	return &sliceReader{t.Data}, nil
@@ -162,7 +169,7 @@ func LoadGPTQ(src Source, key string, opts GPTQOptions) (*QMatrix, error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.words, err = readWords(l, "qweight"); err != nil {
+	if m.words, err = l.codes("qweight"); err != nil {
 		return nil, err
 	}
 	if m.zeroCodes, err = readWords(l, "qzeros"); err != nil {
@@ -372,6 +379,14 @@ func (l loader) bias() ([]tensor.Float16, error) {
 		return nil, nil
 	}
 	return l.halfs("bias")
+}
+
+// codes reads the words of a matrix, nil if they are elsewhere.
+func (l loader) codes(suffix string) ([]uint32, error) {
+	if tensors, ok := l.src.(TensorMap); ok && tensors[l.name(suffix)].Elsewhere {
+		return nil, nil
+	}
+	return readWords(l, suffix)
 }
 
 func readWords(l loader, suffix string) ([]uint32, error) {

@@ -60,8 +60,9 @@ type QMatrix struct {
 	// EXL2
 	starts     []int            // first packed row of each group
 	scaleCodes []uint32         // [group][column/8], 4 bits each
-	scaleMax   []tensor.Float16 // as on disk
-	scaleTable [][16]float32    // scale of each code, by group
+	sections   int              // of equally many columns, each with its own maxima: 1 but for joined matrices
+	scaleMax   []tensor.Float16 // as on disk, [group][section]
+	scaleTable [][16]float32    // scale of each code, by group and section
 
 	// GPTQ
 	zero      ZeroPoint
@@ -115,7 +116,10 @@ func (m *QMatrix) Bias() []byte {
 
 // Bytes returns the size of the tensors that [QMatrix.Tensors] gives, without the bias.
 func (m *QMatrix) Bytes() int64 {
-	n := 4 * (int64(len(m.words)) + int64(m.rows)) // codes, and q_invperm or g_idx
+	n := 4 * int64(m.rows) // q_invperm or g_idx
+	for _, group := range m.groups {
+		n += int64(group.Rows) * int64(group.Bits) * int64(m.cols) / 8
+	}
 	if m.format == EXL2 {
 		return n + 4*int64(len(m.scaleCodes)) + (2+4)*int64(len(m.groups))
 	}
@@ -212,10 +216,10 @@ func (m *QMatrix) scaleOf(dst []float32, g, first int) {
 		}
 		return
 	}
-	codes, table := m.scaleCodes[g*(m.cols/8):], &m.scaleTable[g]
+	codes, tables, width := m.scaleCodes[g*(m.cols/8):], m.scaleTable[g*m.sections:], m.cols/m.sections
 	for j := range dst {
 		n := first + j
-		dst[j] = table[codes[n/8]>>(n%8*4)&15]
+		dst[j] = tables[n/width][codes[n/8]>>(n%8*4)&15]
 	}
 }
 
@@ -362,7 +366,11 @@ func (m *QMatrix) Tensors(key string) TensorMap {
 	add("q_weight", tensor.I32, wordBytes(m.words), packed, m.cols)
 	add("q_groups", tensor.I16, table, 2*count)
 	add("q_scale", tensor.I32, wordBytes(m.scaleCodes), count, m.cols/8)
-	add("q_scale_max", tensor.F16, halfBytes(m.scaleMax), count)
+	if m.sections == 1 {
+		add("q_scale_max", tensor.F16, halfBytes(m.scaleMax), count)
+	} else {
+		add("q_scale_max", tensor.F16, halfBytes(m.scaleMax), count, m.sections)
+	}
 	add("q_invperm", tensor.I32, wordBytes(inv), m.rows)
 	return out
 }

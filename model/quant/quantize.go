@@ -75,7 +75,7 @@ func QuantizeEXL2(w []float32, k, n int, spec EXL2Spec) (*QMatrix, error) {
 			return nil, fmt.Errorf("quantize: weight in row %d, column %d is %v", i/n, i%n, v)
 		}
 	}
-	m := &QMatrix{format: EXL2, rows: k, cols: (n + 31) / 32 * 32}
+	m := &QMatrix{format: EXL2, rows: k, cols: (n + 31) / 32 * 32, sections: 1}
 	packed := 0
 	total := 0
 	for i, g := range spec.Groups {

@@ -11,6 +11,8 @@ import sys
 import weakref
 
 import torch
+from transformers.cache_utils import StaticLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .nn import QExperts
 
@@ -30,20 +32,29 @@ def can_capture(model, cache):
 class Graph:
     """A function of static tensors, captured. counters are tensors that it changes and that stay as they are here."""
 
-    def __init__(self, function, counters, model=None):
+    def __init__(self, function, counters, model):
         before = [c.clone() for c in counters]
+        late = []  # lengths of caches, which are counted up all at once, at the end
+
+        def whole():
+            late.clear()
+            result = function()
+            if late:
+                torch._foreach_add_(late, 1)
+            return result
+
         self.stream = torch.cuda.Stream()
         self.stream.wait_stream(torch.cuda.current_stream())
-        with fused(model) if model is not None else contextlib.nullcontext(), torch.no_grad():
+        with fused(model, late), torch.no_grad():
             with torch.cuda.stream(self.stream):
                 for _ in range(2):  # what the first call compiles or allocates
-                    function()
+                    whole()
                     for c, b in zip(counters, before):
                         c.copy_(b)
             self.stream.synchronize()
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=self.stream):
-                self.result = function()
+                self.result = whole()
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def replay(self):
@@ -91,6 +102,7 @@ class Steps:
         import transformers
 
         self.model, batch = model, ids.shape[0]
+        choose = _compile()(choose)
         self.old = transformers.__version__.startswith("4.")  # which wants to be told the position
         self.cache = transformers.StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
         self.position = torch.arange(ids.shape[1], device=ids.device)
@@ -118,33 +130,53 @@ class Steps:
 # What is replaced while a step is captured.
 
 
+def _compile():
+    """torch.compile, or nothing where it has no compiler."""
+    return torch.compile if torch.cuda.is_available() and importlib.util.find_spec("triton") else lambda f: f
+
+
+PARTS = ("norms", "rotary", "cache", "attention", "activation", "residual")
+
+
 @contextlib.contextmanager
-def fused(model):
-    """Within, calls of the model use fused functions where they are known to do the same."""
+def fused(model, late, parts=PARTS):
+    """Within, calls of the model use fused functions where they are known to do the same. Of caches that were written to, late has
+    the lengths, which are still the old ones."""
     undo = []
 
     def put(owner, name, new):
-        mine = name in vars(owner)
-        undo.append((owner, name, vars(owner).get(name), mine))
+        undo.append((owner, name, vars(owner).get(name), name in vars(owner)))
         setattr(owner, name, new)
 
-    compile = torch.compile if importlib.util.find_spec("triton") else lambda f, **_: f
-    norms, places = {}, set()
+    compile = _compile()
+    norms, activations, sums, places = {}, {}, {}, set()
     for module in model.modules():
         kind = type(module)
-        if kind.__name__.endswith("RMSNorm") and "forward" not in vars(module):
+        if "norms" in parts and kind.__name__.endswith("RMSNorm") and "forward" not in vars(module):
             if kind not in norms:
-                norms[kind] = compile(kind.forward, dynamic=False)
+                norms[kind] = compile(kind.forward)
             put(module, "forward", _bind(norms[kind], module))
-        if kind.__name__.endswith("Attention"):
+        if "activation" in parts and kind.forward.__code__.co_names == _gated and "forward" not in vars(module):
+            act = module.act_fn
+            if type(act) not in activations:
+                activations[type(act)] = compile(lambda gate, up, act=act: act(gate) * up)
+            put(module, "forward", _bind(_mlp, module, activations[type(act)]))
+        if "residual" in parts and kind.forward.__code__.co_names == _decoder and "forward" not in vars(module):
+            norm = type(module.post_attention_layernorm)
+            if norm not in sums:
+                sums[norm] = compile(_bind(_add, norm.forward))
+            put(module, "forward", _bind(_layer, module, sums[norm]))
+        if kind.__name__.endswith("Attention") and hasattr(sys.modules[kind.__module__], "apply_rotary_pos_emb"):
             places.add(kind.__module__)
-    for place in places:
-        if hasattr(sys.modules[place], "apply_rotary_pos_emb"):
-            put(sys.modules[place], "apply_rotary_pos_emb", compile(sys.modules[place].apply_rotary_pos_emb, dynamic=False))
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
+    if "rotary" in parts:
+        for place in places:
+            put(sys.modules[place], "apply_rotary_pos_emb", compile(sys.modules[place].apply_rotary_pos_emb))
+    if "cache" in parts:
+        put(StaticLayer, "update", _bind_update(StaticLayer.update, compile(_write), late))
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: _attention(plain, *args, **kwargs)
+    if "attention" in parts:
+        few = compile(_attend) if compile is torch.compile else None
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: _attention(plain, few, *args, **kwargs)
     try:
         yield
     finally:
@@ -153,17 +185,68 @@ def fused(model):
             setattr(owner, name, old) if mine else delattr(owner, name)
 
 
-def _bind(function, module):
-    return lambda *args, **kwargs: function(module, *args, **kwargs)
+def _bind_update(plain, write, late):
+    def update(layer, key, value, *args, **kwargs):
+        length = getattr(layer, "cumulative_length", None)
+        if not isinstance(length, torch.Tensor) or key.shape[2] != 1:  # transformers 4
+            return plain(layer, key, value, *args, **kwargs)
+        # transformers marks its tensors as those of one graph; these are the same memory without the mark.
+        write(layer.keys.detach(), layer.values.detach(), length.detach(), key, value)
+        late.append(length)
+        return layer.keys, layer.values
+
+    return update
 
 
-def _attention(plain, module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
+def _write(keys, values, length, key, value):
+    keys.index_copy_(2, length.view(1), key)
+    values.index_copy_(2, length.view(1), value)
+
+
+def _bind(function, *first):
+    return lambda *args, **kwargs: function(*first, *args, **kwargs)
+
+
+# What the forward of an ordinary layer of a decoder names.
+_decoder = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+
+
+def _layer(module, add, hidden_states, **kwargs):
+    attended, _ = module.self_attn(hidden_states=module.input_layernorm(hidden_states), **kwargs)
+    hidden_states, normed = add(module.post_attention_layernorm, hidden_states, attended)
+    return hidden_states + module.mlp(normed)
+
+
+def _add(norm, module, a, b):
+    total = a + b
+    return total, norm(module, total)
+
+
+# What the forward of an ordinary gated MLP names: down_proj(act_fn(gate_proj(x)) * up_proj(x)).
+_gated = ("down_proj", "act_fn", "gate_proj", "up_proj")
+
+
+def _mlp(module, activation, x):
+    return module.down_proj(activation(module.gate_proj(x), module.up_proj(x)))
+
+
+def _attention(plain, few, module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
     """Attention of one token: the queries that share a key are its rows."""
     groups, mask = query.shape[1] // key.shape[1], attention_mask
-    ordinary = query.shape[2] == 1 and groups > 1 and mask is not None and mask.dim() == 4 and mask.shape[1] == 1
+    ordinary = query.shape[2] == 1 and mask is not None and mask.dim() == 4 and mask.shape[1] == 1
     if not ordinary or kwargs.get("position_bias") is not None or kwargs.get("s_aux") is not None or kwargs.get("softcap"):
         return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     batch, heads, _, width = query.shape
-    rows = query.reshape(batch, heads // groups, groups, width)
-    out = torch.nn.functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask[..., : key.shape[2]], scale=scaling)
+    rows, mask = query.reshape(batch, heads // groups, groups, width), mask[..., : key.shape[2]]
+    if few is not None and batch <= 4 and mask.dtype is torch.bool:
+        out = few(rows, key.detach(), value.detach(), mask, width**-0.5 if scaling is None else scaling)
+    else:
+        out = torch.nn.functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, 1, heads, value.shape[-1]), None
+
+
+def _attend(rows, key, value, mask, scaling):
+    """Attention as plain sums, which torch.compile spreads over the GPU: for a few rows its own kernels use a few multiprocessors."""
+    scores = (rows.unsqueeze(3).float() * key.unsqueeze(2)).sum(-1) * scaling
+    weights = torch.where(mask, scores, float("-inf")).softmax(-1)
+    return (weights.unsqueeze(-1) * value.unsqueeze(2)).sum(3).to(rows.dtype)

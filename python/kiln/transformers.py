@@ -7,6 +7,7 @@
 use_for_gptq() has kiln load GPTQ checkpoints too. See docs/transformers.md.
 """
 
+import concurrent.futures
 import glob
 import json
 import os
@@ -22,7 +23,7 @@ from ._checkpoint import Checkpoint
 from ._graph import Calls
 from ._library import Error, FormatError, NotSupported, OutOfMemory
 from ._quant import QMatrix, _exl2, _gptq
-from .nn import QExperts, QLinear
+from .nn import Piece, QExperts, QLinear, Shared
 
 __all__ = ["Exl2Config", "Exl2Quantizer", "GptqQuantizer", "use_for_gptq"]
 
@@ -61,6 +62,8 @@ _fused = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "c_attn": ("q_proj", "k_proj", "v_proj"), "Wqkv": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }  # fmt: skip
+# Layers beside each other that take the same input.
+_companions = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "mlp", "up_proj": "mlp", "w1": "mlp", "w3": "mlp"}
 _expert_parts = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("w1", "v1", "w2"))
 
 
@@ -136,7 +139,7 @@ class GptqQuantizer(Exl2Quantizer):
 
     def _format(self):
         config = self.quantization_config
-        stored = getattr(config, "checkpoint_format", None) == "gptq_v2"
+        stored = "gptq_v2" in (getattr(config, "format", None), getattr(config, "checkpoint_format", None))  # version 5, version 4
         group = getattr(config, "group_size", 0)
         return _Format("GPTQ", "qweight", _gptq, lambda tensors, key, **kw: QMatrix.from_gptq(
             tensors, key, bits=config.bits, group_size=max(group or 0, 0), zero="as-stored" if stored else "plus-one-wrap", **kw
@@ -346,37 +349,99 @@ class _Job:
                     )
 
     def fill(self, device_map):
-        """Read the matrices, one layer at a time."""
+        """Read the matrices, those of one layer at a time; the next ones are read while one is made."""
         names = {module: name for name, module in self.model.named_modules()}
         dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float16)
-        for layer, parts in logging.tqdm(self.plan, desc="Loading quantized layers"):
-            device = _device_of(names[layer], device_map)
-            layer.fill([self._matrix(key, first, width, device) for key, first, width in parts], [width for _, _, width in parts], dtype)
+        groups = []  # of layers with the same input: [(layer, parts)]
+        for layer, parts in self.plan:
+            stem, _, last = names[layer].rpartition(".")
+            if groups and last in _companions and groups[-1][0] == (stem, _companions[last]):
+                groups[-1][1].append((layer, parts))
+            else:
+                groups.append(((stem, _companions.get(last)), [(layer, parts)]))
+        work = []
+        for _, group in groups:
+            device = _device_of(names[group[0][0]], device_map)
+            pieces = [(layer, *part) for layer, parts in group for part in parts]
+            work.append((group, [(bucket, device) for bucket in self._alike(pieces)]))
+        with concurrent.futures.ThreadPoolExecutor(1) as reader:
+            reads = iter([reader.submit(self._read, *bucket) for _, buckets in work[:1] for bucket in buckets])
+            for i, (group, buckets) in enumerate(logging.tqdm(work, desc="Loading quantized layers")):
+                now = reads
+                reads = iter([reader.submit(self._read, *bucket) for _, later in work[i + 1 : i + 2] for bucket in later])
+                self._fill_group(group, [(bucket, self._make(next(now).result(), device)) for bucket, device in buckets], dtype)
         self.checkpoint.close()
 
-    def _matrix(self, key, first, width, device):
+    def _fill_group(self, group, made, dtype):
+        found, shared = {}, {}
+        for bucket, matrix in made:
+            layers, first = list(dict.fromkeys(layer for layer, *_ in bucket)), 0
+            for layer, key, begin, width in bucket:
+                found[layer, key, begin] = Piece(matrix, first, width)
+                first += width
+            if len(layers) > 1:
+                common = Shared(matrix, [width for *_, width in bucket])
+                shared.update((layer, (common, i)) for i, layer in enumerate(layers))
+        for layer, parts in group:
+            pieces = [found[layer, key, begin] for key, begin, _ in parts]
+            layer.fill(_joined(pieces), dtype, shared.get(layer))
+
+    def _alike(self, pieces):
+        """Pieces whose matrices can be one: the same groups and order of rows, and no padding between them."""
+        buckets = {}
+        for piece in pieces:
+            layer, key, first, width = piece
+            whole = self.format.name == "EXL2" and first is None and width % 32 == 0 and width == self.checkpoint.shapes[key + ".q_weight"][1]
+            kind = key
+            if whole:
+                small = [self.checkpoint.read(key + "." + n).numpy().tobytes() for n in ("q_groups", "q_invperm") if key + "." + n in self.checkpoint]
+                kind = (*small, key + ".bias" in self.checkpoint)
+            buckets.setdefault(kind, []).append(piece)
+        return list(buckets.values())
+
+    def _read(self, bucket, device):
+        """The tensors of matrices, side by side, without a key. Small ones stay in main memory, where they are looked at."""
         tensors = {}
         for name in self.format.tensors:
-            if key + "." + name in self.checkpoint:
-                t = self.checkpoint.read(key + "." + name, device)
-                if first is not None:
-                    t = _columns(name, t, first, width)
-                tensors[key + "." + name] = t.contiguous()
+            there = device if name in ("q_weight", "qweight", "scales") else "cpu"
+            parts = []
+            for _, key, first, width in bucket:
+                if key + "." + name in self.checkpoint:
+                    t = self.checkpoint.read(key + "." + name, there)
+                    if len(bucket) > 1 and name == "q_scale_max":
+                        t = t[:, None].expand(-1, width // 32)  # for each 32 columns
+                    if first is not None and name in ("q_weight", "q_scale", "qweight", "qzeros", "scales", "bias"):
+                        t = _columns(t, first, width, self.checkpoint.shapes[key + self.format.weight][-1])
+                    parts.append(t)
+            if parts:
+                side = len(parts) > 1 and name in ("q_weight", "q_scale", "q_scale_max", "bias")
+                tensors[name] = torch.cat(parts, -1) if side else parts[0].contiguous()
+        return bucket[0][1], tensors
+
+    def _make(self, read, device):
+        key, tensors = read
         try:
-            return self.format.make(tensors, key, device=device, free=True)
+            return self.format.make(tensors, "", device=device, free=True)
         except FormatError as e:
             raise FormatError("%s: %s" % (key, e)) from None
 
 
-def _columns(name, t, first, width):
-    if name in ("q_weight", "qweight", "scales", "bias"):
-        return t[..., first : first + width]
-    if name in ("q_scale", "qzeros"):
-        per = 8 if name == "q_scale" else None
-        if per is None:
-            raise FormatError("a part of a GPTQ matrix")
-        return t[..., first // per : (first + width) // per]
-    return t
+def _joined(pieces):
+    """Pieces that follow each other in one matrix are one."""
+    out = [pieces[0]]
+    for p in pieces[1:]:
+        last = out[-1]
+        if p.matrix is last.matrix and p.first == last.first + last.width:
+            out[-1] = Piece(p.matrix, last.first, last.width + p.width)
+        else:
+            out.append(p)
+    return out
+
+
+def _columns(t, first, width, cols):
+    """Columns of a tensor of a matrix, where it has a line of them."""
+    n = t.shape[-1]
+    return t[..., first * n // cols : (first + width) * n // cols]
 
 
 def _plain(name):

@@ -91,11 +91,15 @@ def float_model(name, seed=1):
     return model
 
 
-def random_matrix(rows, cols, rng, bias):
-    """EXL2 tensors as the converter writes them, of two widths, and the weights they stand for, [cols, rows]."""
+def random_matrix(rows, cols, rng, bias, like=None):
+    """EXL2 tensors as the converter writes them, of two widths, and the weights they stand for, [cols, rows]. like are the tensors of a
+    matrix with the same input, whose order of rows and widths it has."""
     padded = -(-cols // 32) * 32
     first = rows // 2 // 32 * 32
     groups = [(bits, n) for bits, n in ((5, first), (int(rng.choice([3, 4])), rows - first)) if n]
+    if like is not None:
+        bits = like["q_groups"][::2].tolist()
+        groups = [(b, n) for b, (_, n) in zip(bits, groups)]
     words, starts = 0, []
     for bits, n in groups:
         starts += [bits, words]
@@ -106,7 +110,7 @@ def random_matrix(rows, cols, rng, bias):
         "q_groups": torch.tensor(starts, dtype=torch.int16),
         "q_scale": word(len(groups), padded // 8),
         "q_scale_max": torch.from_numpy((0.01 + 0.02 * rng.random(len(groups))).astype(np.float16)),
-        "q_invperm": torch.from_numpy(rng.permutation(rows).astype(np.int32)),
+        "q_invperm": torch.from_numpy(rng.permutation(rows).astype(np.int32)) if like is None else like["q_invperm"],
     }
     if bias:
         tensors["bias"] = torch.from_numpy((rng.standard_normal(padded) / 10).astype(np.float16))
@@ -161,7 +165,7 @@ def compile_exl2(name, folder, *flags, seed=2):
         bias["qkv"] = bias["o"] = True
     bias["mlp"] = bias["mlp"] or bool(getattr(text, "mlp_bias", False))
     os.makedirs(os.path.join(work, "out_tensor"))
-    weights, experts = {}, 0
+    weights, experts, made = {}, 0, {}
     if architecture["experts"]:
         experts = next(getattr(o, n) for o in (text, getattr(text, "ffn_config", text)) for n in ("num_local_experts", "num_experts", "moe_num_experts") if getattr(o, n, None))
     for layer in range(text.num_hidden_layers):
@@ -172,7 +176,11 @@ def compile_exl2(name, folder, *flags, seed=2):
                     continue
                 key = part["key"].format(lm=architecture["lm_prefix"], layer=layer, expert=expert)
                 has_bias = bias.get(part["bias"], False)
-                tensors, weights[key[len(architecture["lm_prefix"]) :]] = random_matrix(sizes[part["in"]], sizes[part["out"]], rng, has_bias)
+                # As the converter does it, k has the order and widths of q, and up those of gate; v is on its own here.
+                stem, _, last = key.rpartition(".")
+                like = made.get(stem + "." + {"k_proj": "q_proj", "up_proj": "gate_proj", "w3": "w1", "v1": "w1"}.get(last, "none"))
+                made[key], weights[key[len(architecture["lm_prefix"]) :]] = random_matrix(sizes[part["in"]], sizes[part["out"]], rng, has_bias, like)
+                tensors = made[key]
                 save_file({key + "." + n: t for n, t in tensors.items()}, os.path.join(work, "out_tensor", key + ".safetensors"))
     job = dict(bits=4.0, head_bits=6, cal_dataset=None, compile_full=out, dataset_rows=1, in_dir=source, length=64, out_dir=work,
                measurement={}, progress="compile", shard_size=0.0625, status_output=False, strategy={})  # fmt: skip

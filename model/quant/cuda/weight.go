@@ -194,8 +194,9 @@ func (r Region) fits(bytes int64) bool { return r.At != 0 && r.At%256 == 0 && r.
 
 // Place is memory of the caller that a weight may use instead of its own: the memory that the
 // tensors of the matrix are in, for instance, which are then lost. It must stay until the weight is
-// closed. If the words do not fit, nothing of it is used.
-type Place struct{ Words, Scales Region }
+// closed. If the words do not fit, nothing of it is used. Source is where the words of the tensors are
+// on the device, for a matrix that has none; it may be the same memory as Words.
+type Place struct{ Words, Scales, Source Region }
 
 // Upload implements [quant.Backend]. The matrix is repacked on the device; when Upload returns that
 // is done.
@@ -297,9 +298,21 @@ func (w *Weight) fill(s *Stream, m *quant.QMatrix, l *layout, place Place) error
 	}
 	w.order = put(true, unsafe.Pointer(unsafe.SliceData(l.order)), 2*int64(len(l.order)))
 	w.bias = put(true, unsafe.Pointer(unsafe.SliceData(bias)), int64(len(bias)))
+	source := place.Source.At
+	switch {
+	case words != nil:
+		source = put(false, unsafe.Pointer(unsafe.SliceData(words)), 4*int64(len(words)))
+	case source == 0:
+		errs = append(errs, errors.New("the matrix has no words"))
+	case w.wordsLent: // packing must not overwrite what it reads
+		source = alloc(false, place.Source.Bytes)
+		if errors.Join(errs...) == nil {
+			errs = append(errs, drv.copy(source, place.Source.At, place.Source.Bytes, s.handle))
+		}
+	}
 	args := &packArgs{
 		weight: w.args,
-		source: put(false, unsafe.Pointer(unsafe.SliceData(words)), 4*int64(len(words))),
+		source: source,
 		bits:   put(false, unsafe.Pointer(unsafe.SliceData(l.bits)), 4*int64(len(l.bits))),
 		words:  w.args.words,
 	}

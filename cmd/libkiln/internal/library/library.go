@@ -242,6 +242,18 @@ func (l *Library) read(r Request) (quant.TensorMap, error) {
 		if err := l.overwritten(name, t, size); err != nil {
 			return nil, err
 		}
+		if (name == "q_weight" || name == "qweight") && t.Device != Host && t.Device == r.Device {
+			// The words stay where they are; what the caller's stream still does with them comes first.
+			d, err := l.device(t.Device)
+			if err != nil {
+				return nil, err
+			}
+			if err := d.On(r.Stream).Synchronize(); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			src[name] = quant.Tensor{DType: t.DType, Shape: t.Shape, Elsewhere: true}
+			continue
+		}
 		data, err := l.bytes(t, int(size), r.Stream)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
@@ -333,9 +345,9 @@ func (l *Library) add(r Request, m *quant.QMatrix) (uint64, error) {
 // place returns the memory that a matrix may be packed into. What the tensors are was checked when
 // they were read.
 func (r Request) place() cuda.Place {
-	region := func(name string) cuda.Region {
+	region := func(name string, wanted bool) cuda.Region {
 		t := r.Tensors[name]
-		if !r.InPlace || t.Data == nil || t.Device != r.Device {
+		if !wanted || t.Data == nil || t.Device != r.Device {
 			return cuda.Region{}
 		}
 		size, err := tensor.Size(t.DType, t.Shape)
@@ -345,9 +357,9 @@ func (r Request) place() cuda.Place {
 		return cuda.Region{At: uintptr(t.Data), Bytes: size}
 	}
 	if _, ok := r.Tensors["q_weight"]; ok {
-		return cuda.Place{Words: region("q_weight")}
+		return cuda.Place{Words: region("q_weight", r.InPlace), Source: region("q_weight", true)}
 	}
-	return cuda.Place{Words: region("qweight"), Scales: region("scales")}
+	return cuda.Place{Words: region("qweight", r.InPlace), Scales: region("scales", r.InPlace), Source: region("qweight", true)}
 }
 
 // find returns a matrix that stays until the caller calls use.RUnlock.

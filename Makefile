@@ -426,6 +426,11 @@ gpu-bench:
 gpu-python:
 	@dev/scripts/gpupython.sh $(CACHE)/gpu-python $(ONLY)
 
+## gpu-transformers: models of Llama's shapes in transformers on this machine's GPU (EXLLAMAV2=folder with exllamav2 to compare; SHAPES=8b WIDTHS=4.0 to limit; PYTHON, ONLY as above)
+.PHONY: gpu-transformers
+gpu-transformers:
+	@dev/scripts/gputransformers.sh $(CACHE)/gpu-transformers $(ONLY)
+
 # The tools are pinned in dev/tools/go.mod and built once; the build cache makes that quick in a second clone.
 TOOL_SOURCES := dev/tools/go.mod dev/tools/go.sum
 $(CACHE)/tools/golangci-lint: TOOL := github.com/golangci/golangci-lint/v2/cmd/golangci-lint

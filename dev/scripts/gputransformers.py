@@ -252,7 +252,9 @@ def kiln_model(folder, short):
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, min_new_tokens=n, do_sample=False, cache_implementation="static")
         torch.cuda.synchronize()
         took.append(time.perf_counter() - start)
+    host(model)
     say("model.generate, static cache", (took[2] - took[1]) / 64 * 1000, "ms a token (first call of 8: %.1f s)" % took[0])
+    return model
 
 
 def variants(folder):
@@ -325,10 +327,10 @@ def fp16(folder):
         say("fp16 eager decode batch %d" % batch, eager(model, batch), "ms")
 
 
-def compiled(folder):
+def compiled(folder, model=None):
     from transformers import StaticCache
 
-    model = load(folder)
+    model = model or load(folder)
     cache, ids = StaticCache(config=model.config, max_cache_len=256), tokens(1, 128)
     call = torch.compile(model.__call__, mode="reduce-overhead", fullgraph=True)
     with torch.no_grad():
@@ -348,11 +350,11 @@ def compiled(folder):
         say("torch.compile decode batch 1", clock(step, 20), "ms")
 
 
-def lora(folder):
+def lora(folder, model=None):
     """Two adapters of rank 16 on all layers, switched from call to call, beside the same sums with dense weights."""
     from peft import LoraConfig, get_peft_model
 
-    model = load(folder)
+    model = model or load(folder)
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     torch.manual_seed(3)
     with torch.device(DEVICE):
@@ -386,12 +388,37 @@ def lora(folder):
         for hook in hooks:
             hook.remove()
         say("adapter %s and merged dense weights" % name, float((results[name][0] - want).norm() / want.norm()), "apart")
+    return wrapped.unload()
+
+
+def host(model):
+    """Microseconds of the host for a call of a layer, which eager decoding is made of."""
+    x, layer = torch.zeros(1, 1, model.config.hidden_size, dtype=torch.float16, device=DEVICE), model.model.layers[0]
+    linear = torch.nn.Linear(model.config.hidden_size, 1024, bias=False, device=DEVICE, dtype=torch.float16)
+
+    def qkv():
+        y = x.view(x.shape)
+        return layer.self_attn.q_proj(y), layer.self_attn.k_proj(y), layer.self_attn.v_proj(y)
+
+    with torch.no_grad():
+        for name, call in (("o_proj", lambda: layer.self_attn.o_proj(x)), ("q, k and v", qkv), ("matrix of o_proj", lambda: layer.self_attn.o_proj.whole(x)),
+                           ("torch.nn.Linear", lambda: linear(x)), ("add", lambda: x + x)):  # fmt: skip
+            best = 1e9
+            for _ in range(5):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(100):
+                    call()
+                best = min(best, time.perf_counter() - start)
+            say("host: " + name, best * 1e4, "us")
 
 
 def main():
     what, args = sys.argv[1], sys.argv[2:]
     if what == "make":
         make(*args)
+    elif what == "all":
+        compiled(args[0], lora(args[0], kiln_model(args[0], False)))
     else:
         call = {"kiln": kiln_model, "exllamav2": exllamav2, "fp16": fp16, "compile": compiled, "lora": lora, "variants": variants}[what]
         call(args[0], "--short" in args) if what == "kiln" else call(args[0])

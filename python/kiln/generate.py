@@ -122,9 +122,17 @@ def main(args=None):
     return 0
 
 
+def _tokenizer(folder):
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    alone = os.path.join(folder, "tokenizer.json")
+    if os.path.exists(alone) and not os.path.exists(os.path.join(folder, "tokenizer_config.json")):
+        return PreTrainedTokenizerFast(tokenizer_file=alone)
+    return AutoTokenizer.from_pretrained(folder)
+
+
 def _run(args):
     import torch
-    from transformers import AutoTokenizer
 
     start = time.perf_counter()
     torch.manual_seed(args.seed)
@@ -136,7 +144,7 @@ def _run(args):
     loaded = time.perf_counter()
     tokenizer, ends = None, set()
     if args.tokens is None:
-        tokenizer = AutoTokenizer.from_pretrained(args.folder, config=model.config)
+        tokenizer = _tokenizer(args.folder)
         if args.chat is not None:
             text = tokenizer.apply_chat_template([{"role": "user", "content": args.chat}], add_generation_prompt=True, tokenize=False)
             ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids

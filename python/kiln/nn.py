@@ -17,6 +17,10 @@ _numbers = itertools.count()
 _unsafe = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name))
 
 
+def _weights(matrix, like):
+    return matrix.dequantize(like=like.new_empty(0, dtype=torch.float16))
+
+
 class Piece:
     """Columns of a matrix: width of them from first on."""
 
@@ -35,7 +39,24 @@ class Shared:
     """
 
     def __init__(self, matrix, widths):
-        self.matrix, self.widths, self.local = matrix, list(widths), threading.local()
+        self.matrix, self.widths, self.cols, self.local = matrix, list(widths), matrix.cols, threading.local()
+        self.number, self.traced = next(_numbers), None
+        _layers[self.number] = self
+
+    def multiply(self, x):
+        return self.matrix(x if x.dtype is torch.float16 else x.to(torch.float16)).to(x.dtype)
+
+    def backward(self, gradient):
+        return gradient @ _weights(self.matrix, gradient).to(gradient.dtype).T
+
+    def traced_part(self, i, x):
+        """The same for the compiler: one operator for all parts, and nothing is held when the last of them is made."""
+        if self.traced is None or self.traced[0] is not x:
+            self.traced = x, torch.ops.kiln.linear(x, self.number, self.cols)
+        y = self.traced[1]
+        if i == len(self.widths) - 1 or not torch.compiler.is_compiling():
+            self.traced = None
+        return y.split(self.widths, -1)[i]
 
     def part(self, i, x):
         try:
@@ -88,7 +109,10 @@ class QLinear(torch.nn.Linear):
     def forward(self, x):
         # The operator is for the compiler and for gradients; a plain call costs less.
         if torch.compiler.is_compiling() or x.requires_grad and torch.is_grad_enabled():
-            return torch.ops.kiln.linear(x, self.number, self.out_features)
+            if self.shared is None:
+                return torch.ops.kiln.linear(x, self.number, self.out_features)
+            shared, i = self.shared
+            return shared.traced_part(i, x)
         if self.whole is not None and x.dtype is torch.float16:
             return self.whole(x)
         return self.multiply(x)
@@ -109,16 +133,13 @@ class QLinear(torch.nn.Linear):
         """The gradient of the input, for adapters under the layer: the weights are dequantized for it, one matrix at a time."""
         total, begin = 0, 0
         for p in self.pieces:
-            total = total + gradient[..., begin : begin + p.width] @ self._weights(p).to(gradient.dtype).T
+            total = total + gradient[..., begin : begin + p.width] @ p.of(_weights(p.matrix, gradient)).to(gradient.dtype).T
             begin += p.width
         return total
 
-    def _weights(self, p):
-        return p.of(p.matrix.dequantize(like=self.weight.new_empty(0, dtype=torch.float16)))
-
     def dequantize(self):
         """The weights as those of a torch.nn.Linear, [out_features, in_features], float16."""
-        return torch.cat([self._weights(p) for p in self.pieces], 1).T.contiguous()
+        return torch.cat([p.of(_weights(p.matrix, self.weight)) for p in self.pieces], 1).T.contiguous()
 
     def _apply(self, fn, *args, **kwargs):
         before = self.weight.device

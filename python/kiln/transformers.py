@@ -531,6 +531,7 @@ def _find_all(pretrained_model_name_or_path=None, *args, **kwargs):
     files = sorted(glob.glob(os.path.join(glob.escape(folder), "*.safetensors")))
     if not files:
         raise FormatError("%s has no *.safetensors files: is it the folder that was compiled?" % folder)
+    Checkpoint(files)  # says what is wrong with them; transformers 4 opens one before it asks the quantizer
     return files, None
 
 

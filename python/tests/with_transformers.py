@@ -254,14 +254,14 @@ class TestRunning(Folder):
             steps = _graph.Steps(model, self.ids, 64, greedy)
             got = [steps.tokens.clone()]
             with _graph.fused(model, late), mock.patch.object(_graph, "_attention", _with(_graph._attention, attend)):
-                self.assertIn("forward", vars(model.model.layers[0]))
+                self.assertIn("forward", vars(model.model.layers[0].mlp))
                 for _ in range(4):
                     late.clear()
                     got.append(steps.step().clone())
                     torch._foreach_add_(late, 1) if late else None
             self.assertEqual(len(late), 2 if tiny_models.V5 else 0)
             self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, want)), (got, want))
-        self.assertNotIn("forward", vars(model.model.layers[0]))
+        self.assertNotIn("forward", vars(model.model.layers[0].mlp))
 
     def test_compile(self):
         model = load(self.folder)
@@ -270,6 +270,10 @@ class TestRunning(Folder):
             torch.library.opcheck(torch.ops.kiln.linear.default, (torch.randn(3, 64, requires_grad=True), model.lm_head.number, 90))
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         self.assertTrue(torch.equal(compiled(self.ids).logits, want))
+        with mock.patch.object(kiln.QMatrix, "__call__", autospec=True, side_effect=kiln.QMatrix.__call__) as call:
+            compiled(self.ids)
+        self.assertEqual(call.call_count, 2 * 5 + 1)  # q and k, v, o, gate and up, down
+        self.assertIsNone(model.model.layers[0].self_attn.q_proj.shared[0].traced)
         with tempfile.TemporaryDirectory() as folder:
             out, _ = tiny_models.compile_exl2("mixtral", folder)
             model = load(out)

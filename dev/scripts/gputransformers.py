@@ -249,7 +249,14 @@ def kiln_model(folder, short):
     for n in (8, 8, 72):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, min_new_tokens=n, do_sample=False, cache_implementation="static")
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=n,
+            min_new_tokens=n,
+            do_sample=False,
+            cache_implementation="static",
+        )
         torch.cuda.synchronize()
         took.append(time.perf_counter() - start)
     host(model)
@@ -358,7 +365,9 @@ def lora(folder, model=None):
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     torch.manual_seed(3)
     with torch.device(DEVICE):
-        wrapped = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=names, init_lora_weights=False), adapter_name="a")
+        wrapped = get_peft_model(
+            model, LoraConfig(r=16, lora_alpha=32, target_modules=names, init_lora_weights=False), adapter_name="a"
+        )
         wrapped.add_adapter("b", LoraConfig(r=8, lora_alpha=8, target_modules=names, init_lora_weights=False))
     wrapped.eval()
     ids, results = tokens(1, 32), {}
@@ -420,7 +429,9 @@ def main():
     elif what == "all":
         compiled(args[0], lora(args[0], kiln_model(args[0], False)))
     else:
-        call = {"kiln": kiln_model, "exllamav2": exllamav2, "fp16": fp16, "compile": compiled, "lora": lora, "variants": variants}[what]
+        call = {"kiln": kiln_model, "exllamav2": exllamav2, "fp16": fp16, "compile": compiled, "lora": lora, "variants": variants}[
+            what
+        ]
         call(args[0], "--short" in args) if what == "kiln" else call(args[0])
 
 

@@ -27,7 +27,9 @@ class Checkpoint:
         for path in files:
             for name, (kind, shape, begin, end) in _header(path).items():
                 if name in self._where:
-                    raise FormatError("the tensor %s is in both %s and %s: remove the file that is left over" % (name, self._where[name][0], path))
+                    raise FormatError(
+                        "the tensor %s is in both %s and %s: remove the file that is left over" % (name, self._where[name][0], path)
+                    )
                 self._where[name], self.shapes[name], self.sizes[name] = (path, kind, begin), shape, end - begin
 
     def __iter__(self):

@@ -74,7 +74,10 @@ class Calls:
         tensors = {k: v for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
         if not can_capture(model, cache) or any(isinstance(v, (dict, list, tuple)) for v in kwargs.values()):
             return self.compiled(**kwargs)
-        key = (cache.layers[0].keys.data_ptr(), *((k, v.shape, v.dtype) if k in tensors else (k, id(v)) for k, v in sorted(kwargs.items())))
+        key = (
+            cache.layers[0].keys.data_ptr(),
+            *((k, v.shape, v.dtype) if k in tensors else (k, id(v)) for k, v in sorted(kwargs.items())),
+        )
         if key != self.key:
             self.key = self.graph = None
             self.inputs = {k: v.clone() for k, v in tensors.items()}
@@ -118,13 +121,19 @@ class Steps:
             return self.tokens
 
         saved = self.tokens.clone()
-        self.step = Graph(step, [self.tokens, self.position, *counters(self.cache)], model).replay if self.captured else torch.no_grad()(step)
+        self.step = (
+            Graph(step, [self.tokens, self.position, *counters(self.cache)], model).replay
+            if self.captured
+            else torch.no_grad()(step)
+        )
         self.tokens.copy_(saved)
 
     def _forward(self, ids, **more):
         where = {"cache_position": self.position} if self.old else {}
         position = self.position[None].expand(ids.shape[0], -1)
-        return self.model(input_ids=ids, position_ids=position, past_key_values=self.cache, use_cache=True, **where, **more).logits[:, -1]
+        return self.model(input_ids=ids, position_ids=position, past_key_values=self.cache, use_cache=True, **where, **more).logits[
+            :, -1
+        ]
 
 
 # What is replaced while a step is captured.
@@ -246,7 +255,7 @@ def _attention(plain, few, module, query, key, value, attention_mask, dropout=0.
 
 
 def _attend(rows, key, value, mask, scaling):
-    """Attention as plain sums, which torch.compile spreads over the GPU: for a few rows its own kernels use a few multiprocessors."""
+    """Attention as plain sums, which torch.compile spreads over the GPU: other kernels use a few multiprocessors for a few rows."""
     scores = (rows.unsqueeze(3).float() * key.unsqueeze(2)).sum(-1) * scaling
     weights = torch.where(mask, scores, float("-inf")).softmax(-1)
     return (weights.unsqueeze(-1) * value.unsqueeze(2)).sum(3).to(rows.dtype)

@@ -32,7 +32,8 @@ def load(folder, device=None, dtype=None):
         kiln.transformers.use_for_gptq()
     elif method != "exl2":
         raise kiln.FormatError(
-            "%s is no EXL2 model: quant_method in its config.json is %s; kiln model compile makes one of a finished quantization" % (folder, method)
+            "%s is no EXL2 model: quant_method in its config.json is %s; kiln model compile makes one of a finished quantization"
+            % (folder, method)
         )
     names = config.get("architectures") or ["none"]
     kind = getattr(transformers, names[0], None)
@@ -146,7 +147,9 @@ def _run(args):
     if args.tokens is None:
         tokenizer = _tokenizer(args.folder)
         if args.chat is not None:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": args.chat}], add_generation_prompt=True, tokenize=False)
+            text = tokenizer.apply_chat_template(
+                [{"role": "user", "content": args.chat}], add_generation_prompt=True, tokenize=False
+            )
             ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         else:
             ids = tokenizer(args.prompt, return_tensors="pt").input_ids

@@ -98,7 +98,9 @@ class QLinear(torch.nn.Linear):
         for p in pieces:
             m = p.matrix
             if m.rows != self.in_features or p.first + p.width > m.cols or m.device != pieces[0].matrix.device:
-                raise ValueError("a matrix of %d×%d on device %d in a layer of %d inputs" % (m.rows, m.cols, m.device, self.in_features))
+                raise ValueError(
+                    "a matrix of %d×%d on device %d in a layer of %d inputs" % (m.rows, m.cols, m.device, self.in_features)
+                )
         if sum(p.width for p in pieces) != self.out_features:
             raise ValueError("%s columns in a layer of %d outputs" % ([p.width for p in pieces], self.out_features))
         self.pieces, self.shared = pieces, shared
@@ -146,7 +148,9 @@ class QLinear(torch.nn.Linear):
         super()._apply(fn, *args, **kwargs)
         if self.pieces and self.weight.device != before:
             place, self.weight = self.weight.device, torch.empty(0, dtype=self.weight.dtype, device=before)
-            raise RuntimeError("quantized layers stay on %s, where they were loaded: load the model with device_map=%r" % (before, str(place)))
+            raise RuntimeError(
+                "quantized layers stay on %s, where they were loaded: load the model with device_map=%r" % (before, str(place))
+            )
         return self
 
     def extra_repr(self):

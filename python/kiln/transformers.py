@@ -173,11 +173,14 @@ class _Job:
         self.text = model.config.get_text_config(decoder=True) if hasattr(model.config, "get_text_config") else model.config
         self.problems, self.plan = [], []  # plan: layer, parts of it as (key, first column or None, width)
         # Names without the part that says "of the language model", which differs between releases of transformers.
-        self.keys = {_plain(n[: -len(format.weight)]): n[: -len(format.weight)] for n in self.checkpoint if n.endswith(format.weight)}
+        self.keys = {
+            _plain(n[: -len(format.weight)]): n[: -len(format.weight)] for n in self.checkpoint if n.endswith(format.weight)
+        }
         self.used = set()
         if not self.keys:
             raise FormatError(
-                "%s has no %s tensors (none is named …%s): is it the folder that was compiled?" % (self._place(), format.name, format.weight)
+                "%s has no %s tensors (none is named …%s): is it the folder that was compiled?"
+                % (self._place(), format.name, format.weight)
             )
 
     def _place(self):
@@ -253,7 +256,10 @@ class _Job:
             if key is None:
                 self.problems.append("%s is missing" % plain)
                 continue
-            shapes, missing = self.checkpoint.shapes, [s for s in self.format.tensors[:4 if self.format.name == "EXL2" else 3] if key + "." + s not in self.checkpoint]
+            shapes, missing = (
+                self.checkpoint.shapes,
+                [s for s in self.format.tensors[: 4 if self.format.name == "EXL2" else 3] if key + "." + s not in self.checkpoint],
+            )
             if missing:
                 self.problems.append("%s lacks %s" % (key, ", ".join(missing)))
                 continue
@@ -299,7 +305,12 @@ class _Job:
         hidden, experts = self.text.hidden_size, []
         for e in range(count):
             gate, up, down = ("%s.%d.%s" % (plain, e, n) for n in names)
-            experts.append((self._layer(hidden, 2 * inter, [(gate, None, inter), (up, None, inter)]), self._layer(inter, hidden, [(down, None, hidden)])))
+            experts.append(
+                (
+                    self._layer(hidden, 2 * inter, [(gate, None, inter), (up, None, inter)]),
+                    self._layer(inter, hidden, [(down, None, hidden)]),
+                )
+            )
         return QExperts(experts, first("act_fn", "activation_fn"))
 
     # What is loaded.
@@ -323,7 +334,9 @@ class _Job:
             prefix = self.model.base_model_prefix + "." if self.model.base_model is not self.model else ""
             for name in self.model.state_dict():
                 module, _, last = name.rpartition(".")
-                plain = "lm_head" if module == "lm_head" else _canonical(module[len(prefix) :] if module.startswith(prefix) else module)
+                plain = (
+                    "lm_head" if module == "lm_head" else _canonical(module[len(prefix) :] if module.startswith(prefix) else module)
+                )
                 if plain + "." + last in have:
                     wanted[name] = have[plain + "." + last]
         else:
@@ -344,7 +357,7 @@ class _Job:
                 free += torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
                 if need > free:
                     raise OutOfMemory(
-                        "%s needs %.1f GB and cuda:%d has %.1f GB free: end what else runs there, use device_map=\"auto\" with several GPUs, or "
+                        '%s needs %.1f GB and cuda:%d has %.1f GB free: end what else runs there, use device_map="auto" with several GPUs, or '
                         "a model of fewer bits" % (self._place(), need / 1e9, index, free / 1e9)
                     )
 
@@ -391,10 +404,19 @@ class _Job:
         buckets = {}
         for piece in pieces:
             layer, key, first, width = piece
-            whole = self.format.name == "EXL2" and first is None and width % 32 == 0 and width == self.checkpoint.shapes[key + ".q_weight"][1]
+            whole = (
+                self.format.name == "EXL2"
+                and first is None
+                and width % 32 == 0
+                and width == self.checkpoint.shapes[key + ".q_weight"][1]
+            )
             kind = key
             if whole:
-                small = [self.checkpoint.read(key + "." + n).numpy().tobytes() for n in ("q_groups", "q_invperm") if key + "." + n in self.checkpoint]
+                small = [
+                    self.checkpoint.read(key + "." + n).numpy().tobytes()
+                    for n in ("q_groups", "q_invperm")
+                    if key + "." + n in self.checkpoint
+                ]
                 kind = (*small, key + ".bias" in self.checkpoint)
             buckets.setdefault(kind, []).append(piece)
         return list(buckets.values())
@@ -473,7 +495,9 @@ def _untie(model):
 
 
 def _torch_device(place):
-    return torch.device("cuda:%s" % place if str(place).isdigit() else "cuda:%d" % torch.cuda.current_device() if str(place) == "cuda" else place)
+    return torch.device(
+        "cuda:%s" % place if str(place).isdigit() else "cuda:%d" % torch.cuda.current_device() if str(place) == "cuda" else place
+    )
 
 
 def _device_of(name, device_map):
@@ -536,16 +560,26 @@ def _find_all(pretrained_model_name_or_path=None, *args, **kwargs):
 
 
 def _hub(told):
-    return {k: told[k] for k in ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder") if told.get(k) is not None}
+    return {
+        k: told[k]
+        for k in ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+        if told.get(k) is not None
+    }
 
 
 def _load_model(model, state_dict, checkpoint_files, *args, **kwargs):
-    call = lambda *given: getattr(_load, "__func__", _load)(*((type(model),) if hasattr(_load, "__func__") else ()), *given, *args, **kwargs)  # noqa: E731
+    call = lambda *given: getattr(_load, "__func__", _load)(
+        *((type(model),) if hasattr(_load, "__func__") else ()), *given, *args, **kwargs
+    )  # noqa: E731
     job = model.__dict__.pop("_kiln_job", None)
     if job is None:
         return call(model, state_dict, checkpoint_files)
     # Version 5 passes one object; version 4 passes everything by name.
-    device_map = kwargs.get("device_map") if "device_map" in kwargs else getattr(args[0] if args else kwargs.get("load_config"), "device_map", None)
+    device_map = (
+        kwargs.get("device_map")
+        if "device_map" in kwargs
+        else getattr(args[0] if args else kwargs.get("load_config"), "device_map", None)
+    )
     if "sharded_metadata" in kwargs:
         kwargs["sharded_metadata"] = None
     result = call(model, job.floats(device_map), None)

@@ -129,7 +129,9 @@ def _features(config):
     heads = text.num_attention_heads
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv = getattr(text, "num_key_value_heads", None) or (1 if getattr(text, "multi_query", False) else heads)
-    inter = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None)
+    inter = (
+        getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None)
+    )
     if text.model_type == "dbrx":
         kv, inter = text.attn_config.kv_n_heads, text.ffn_config.ffn_hidden_size
     return {"hidden": text.hidden_size, "q": heads * head, "kv": kv * head, "inter": inter, "vocab": text.vocab_size}
@@ -167,7 +169,12 @@ def compile_exl2(name, folder, *flags, seed=2):
     os.makedirs(os.path.join(work, "out_tensor"))
     weights, experts, made = {}, 0, {}
     if architecture["experts"]:
-        experts = next(getattr(o, n) for o in (text, getattr(text, "ffn_config", text)) for n in ("num_local_experts", "num_experts", "moe_num_experts") if getattr(o, n, None))
+        experts = next(
+            getattr(o, n)
+            for o in (text, getattr(text, "ffn_config", text))
+            for n in ("num_local_experts", "num_experts", "moe_num_experts")
+            if getattr(o, n, None)
+        )
     for layer in range(text.num_hidden_layers):
         for module in architecture["layer_modules"] + (architecture["tail_modules"] if layer == 0 else []):
             parts = [(p, 0) for p in module["parts"]] + [(p, e) for e in range(experts) for p in module.get("expert_parts", [])]
@@ -179,14 +186,18 @@ def compile_exl2(name, folder, *flags, seed=2):
                 # As the converter does it, k has the order and widths of q, and up those of gate; v is on its own here.
                 stem, _, last = key.rpartition(".")
                 like = made.get(stem + "." + {"k_proj": "q_proj", "up_proj": "gate_proj", "w3": "w1", "v1": "w1"}.get(last, "none"))
-                made[key], weights[key[len(architecture["lm_prefix"]) :]] = random_matrix(sizes[part["in"]], sizes[part["out"]], rng, has_bias, like)
+                made[key], weights[key[len(architecture["lm_prefix"]) :]] = random_matrix(
+                    sizes[part["in"]], sizes[part["out"]], rng, has_bias, like
+                )
                 tensors = made[key]
                 save_file({key + "." + n: t for n, t in tensors.items()}, os.path.join(work, "out_tensor", key + ".safetensors"))
     job = dict(bits=4.0, head_bits=6, cal_dataset=None, compile_full=out, dataset_rows=1, in_dir=source, length=64, out_dir=work,
                measurement={}, progress="compile", shard_size=0.0625, status_output=False, strategy={})  # fmt: skip
     with open(os.path.join(work, "job_new.json"), "w") as f:
         json.dump(job, f)
-    done = subprocess.run([os.environ["KILN"], "model", "compile", "--job", work, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        [os.environ["KILN"], "model", "compile", "--job", work, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         raise RuntimeError("kiln model compile %s:\n%s" % (name, done.stdout))
     put_weights(model, weights)
@@ -237,7 +248,11 @@ def put_weights(model, weights):
         put(layer.self_attn.o_proj, key + ".self_attn.o_proj")
         if kind in ("mixtral", "qwen3_moe"):
             block = layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
-            moe, names = (key + ".block_sparse_moe.experts.%d.", ("w1", "w3", "w2")) if kind == "mixtral" else (key + ".mlp.experts.%d.", ("gate_proj", "up_proj", "down_proj"))
+            moe, names = (
+                (key + ".block_sparse_moe.experts.%d.", ("w1", "w3", "w2"))
+                if kind == "mixtral"
+                else (key + ".mlp.experts.%d.", ("gate_proj", "up_proj", "down_proj"))
+            )
             gate, up, down = ([weights.pop(moe % e + n)[0] for e in range(4)] for n in names)
             if hasattr(block.experts, "gate_up_proj"):
                 block.experts.gate_up_proj.data = torch.stack([torch.cat(p) for p in zip(gate, up)])

@@ -277,12 +277,12 @@ e2e-jit-programs: deps
 	dev/e2e/images.sh trixie-torch26
 	$(GO) test ./dev/e2e -run '^TestE2EJITPrograms$$' -v -count=1 -timeout 4h
 
-## e2e-jit-rocm: exllamav2's extension translated for ROCm, beside torch's own hipify, and compiled as far as there is no torch for ROCm; kiln workflow rocm with apt
+## e2e-jit-rocm: a ROCm row of hello-cuda; exllamav2's extension translated for ROCm, beside torch's own hipify, and compiled as far as there is no torch for ROCm; kiln workflow rocm with apt
 .PHONY: e2e-jit-rocm
 e2e-jit-rocm: export KILN_E2E := jit-rocm
 e2e-jit-rocm: deps
-	dev/e2e/images.sh trixie-torch26 trixie-hip ci
-	$(GO) test ./dev/e2e -run '^TestE2E(JIT|Workflow)ROCm$$' -v -count=1 -timeout 1h
+	dev/e2e/images.sh trixie-torch26 trixie-hip trixie-hip-runtime ci
+	$(GO) test ./dev/e2e -run '^TestE2E((JIT|Workflow)ROCm|ROCmRow)$$' -v -count=1 -timeout 1h
 
 ## e2e-index: all clients of the index, 100 uploads and publishes with kills (RUN=TestX to limit)
 .PHONY: e2e-index

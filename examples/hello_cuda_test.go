@@ -358,8 +358,13 @@ func TestExampleBuildMisuse(t *testing.T) {
 	}{
 		{
 			"unknown target",
-			[]string{"BUILD_TARGET=rocm"},
-			[]string{"BUILD_TARGET=rocm is not known", "set it to cuda or cpu"},
+			[]string{"BUILD_TARGET=metal"},
+			[]string{"BUILD_TARGET=metal is not known", "set it to cuda, rocm or cpu"},
+		},
+		{
+			"no hipcc",
+			[]string{"BUILD_TARGET=rocm", "ROCM_HOME=" + empty},
+			[]string{"no hipcc at " + empty + "/bin/hipcc", "set ROCM_HOME"},
 		},
 		{
 			"no toolkit",

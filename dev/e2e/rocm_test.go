@@ -77,3 +77,45 @@ func TestE2EWorkflowROCm(t *testing.T) {
 	}
 	v.must(command + " --fingerprint " + fingerprint) // again: nothing to do
 }
+
+// rocmRow is examples/hello-cuda for ROCm, in Debian's packages of it.
+const rocmRow = `packages:
+  hello-cuda:
+    source: {path: EXAMPLE}
+    version_from: {file: pyproject.toml}
+    extra_deps: [build, "setuptools>=77"]
+    env: {BUILD_TARGET: {rocm: rocm, default: cpu}}
+    test: {expressions: ["hello_cuda.backend()"], image: localhost/kiln-e2e/trixie-hip-runtime}
+    matrix:
+      - {os: debian-13, python: "3.13", rocm: "5.7", arch: "gfx90a gfx1030", image: localhost/kiln-e2e/trixie-hip}
+`
+
+// TestE2EROCmRow builds, audits and tests a ROCm row of hello-cuda; the audit finds code for the
+// row's GPUs, and none for another.
+func TestE2EROCmRow(t *testing.T) {
+	kilntest.NeedE2E(t, "jit-rocm")
+	dir, kiln := t.TempDir(), buildKiln(t)
+	text := strings.ReplaceAll(rocmRow, "EXAMPLE", repository(t, "examples/hello-cuda"))
+	if err := os.WriteFile(filepath.Join(dir, "packages.yml"), []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	run := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), kiln, args...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := run("build", "--runner", "podman"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	wheels, err := filepath.Glob(filepath.Join(dir, "dist", "*.whl"))
+	if err != nil || len(wheels) != 1 {
+		t.Fatalf("wheels: %q, %v", wheels, err)
+	}
+	if out, err := run("audit", "--gfx", "gfx90a gfx1030", wheels[0]); err != nil {
+		t.Errorf("audit for the row's GPUs: %v\n%s", err, out)
+	}
+	if out, err := run("audit", "--gfx", "gfx90a gfx1100", wheels[0]); err == nil || !strings.Contains(out, "no code for gfx1100") {
+		t.Errorf("audit for another GPU: %v\n%s", err, out)
+	}
+}

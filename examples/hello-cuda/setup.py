@@ -1,4 +1,4 @@
-"""Build of hello_cuda._native, with nvcc or without. README.md lists the variables.
+"""Build of hello_cuda._native, with nvcc, with hipcc or without. README.md lists the variables.
 
 Everything is decided when the extension is compiled, never when this file is read:
 metadata and sdist need no toolkit.
@@ -20,6 +20,8 @@ WINDOWS = sys.platform == "win32"
 
 # Used without TORCH_CUDA_ARCH_LIST. Every toolkit from 11.8 to 13 can emit all of these.
 DEFAULT_ARCHS = "7.5 8.0 8.6 8.9 9.0+PTX"
+# Used without PYTORCH_ROCM_ARCH.
+DEFAULT_GFX = "gfx90a gfx1030 gfx1100"
 
 
 def command(variable):
@@ -40,8 +42,8 @@ def toolkit_root():
 def want_cuda():
     """Return whether to build with CUDA. BUILD_TARGET decides; a toolkit at hand, if it is silent."""
     target = os.environ.get("BUILD_TARGET", "")
-    if target not in ("", "cuda", "cpu"):
-        raise OptionError(f"BUILD_TARGET={target} is not known to hello-cuda; set it to cuda or cpu")
+    if target not in ("", "cuda", "rocm", "cpu"):
+        raise OptionError(f"BUILD_TARGET={target} is not known to hello-cuda; set it to cuda, rocm or cpu")
     return target == "cuda" or (target == "" and toolkit_root() is not None)
 
 
@@ -133,7 +135,9 @@ class Build(build_ext):
     def build_extension(self, ext):
         cuda_sources = [s for s in ext.sources if s.endswith(".cu")]
         ext.sources = [s for s in ext.sources if not s.endswith(".cu")]
-        if want_cuda():
+        if os.environ.get("BUILD_TARGET") == "rocm":
+            self.add_rocm(ext, cuda_sources)
+        elif want_cuda():
             self.add_cuda(ext, cuda_sources)
         else:
             self.announce("hello-cuda: building without CUDA", level=logging.INFO)
@@ -166,6 +170,25 @@ class Build(build_ext):
             ext.extra_objects.append(obj)
 
 
+    def add_rocm(self, ext, sources):
+        root = os.environ.get("ROCM_HOME") or "/opt/rocm"
+        hipcc = command("HIPCC") or [os.path.join(root, "bin", "hipcc")]
+        if shutil.which(hipcc[-1]) is None:
+            raise PlatformError(f"BUILD_TARGET=rocm, but there is no hipcc at {hipcc[-1]}; set ROCM_HOME to the folder of ROCm")
+        archs = [a for a in re.split(r"[ ;,]+", os.environ.get("PYTORCH_ROCM_ARCH", "")) if a] or DEFAULT_GFX.split()
+        self.announce(f"hello-cuda: building with {shlex.join(hipcc)} for {' '.join(archs)}", level=logging.INFO)
+        ext.define_macros += [("HELLO_WITH_CUDA", None), ("HELLO_TOOLKIT", '"rocm"'), ("HELLO_CUDA_ARCHS", ",".join(archs))]
+        ext.library_dirs.append(os.path.join(root, "lib"))
+        ext.libraries.append("amdhip64")
+        flags = ["-x", "hip", "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-g0", "-DHELLO_WITH_CUDA"]
+        flags += [f"--offload-arch={a}" for a in archs]
+        for source in sources:
+            obj = os.path.join(self.build_temp, os.path.splitext(source)[0] + ".hip.o")
+            os.makedirs(os.path.dirname(obj), exist_ok=True)
+            self.spawn([*hipcc, *flags, "-c", source, "-o", obj])
+            ext.extra_objects.append(obj)
+
+
 if WINDOWS:
     compile_args, link_args = ["/std:c++17", "/O2", "/EHsc"], []
 else:
@@ -183,7 +206,7 @@ setup(
         Extension(
             "hello_cuda._native",
             sources=["csrc/module.cpp", "csrc/saxpy_cpu.cpp", "csrc/saxpy.cu"],
-            depends=["csrc/saxpy.h", "csrc/saxpy_kernel.cuh"],
+            depends=["csrc/runtime.h", "csrc/saxpy.h", "csrc/saxpy_kernel.cuh"],
             extra_compile_args=compile_args,
             extra_link_args=link_args,
             language="c++",

@@ -99,6 +99,9 @@ bool parse_device(const char *text, Device *device)
     return true;
 }
 
+#ifndef HELLO_TOOLKIT
+#define HELLO_TOOLKIT "cuda"
+#endif
 constexpr char no_cuda[] = "this build has no CUDA code (it was made for BUILD_TARGET=cpu)";
 
 // compute runs without the GIL where it can take long. It returns false with an exception set.
@@ -192,7 +195,7 @@ PyObject *backend(PyObject *, PyObject *)
         return nullptr;
     const int version = hello::toolkit_version();
     return Py_BuildValue("{s:N,s:N,s:N,s:s,s:s}",
-                         "toolkit", PyUnicode_FromFormat("cuda %d.%d", version / 1000, version % 1000 / 10),
+                         "toolkit", PyUnicode_FromFormat(HELLO_TOOLKIT " %d.%d", version / 1000, version % 1000 / 10),
                          "archs", archs,
                          "gpu", PyBool_FromLong(probe.usable),
                          "device", probe.device[0] ? probe.device : nullptr,
@@ -216,7 +219,7 @@ PyMethodDef methods[] = {
     {"backend", backend, METH_NOARGS,
      "backend($module, /)\n--\n\n"
      "Describe this build and the GPU as it is now.\n\n"
-     "toolkit: 'cuda X.Y' or 'none'; archs: what was compiled in; gpu: whether saxpy runs\n"
+     "toolkit: 'cuda X.Y', 'rocm X.Y' or 'none'; archs: what was compiled in; gpu: whether saxpy runs\n"
      "on one; device: its name or None; reason: why gpu is False, or None."},
     {nullptr, nullptr, 0, nullptr},
 };

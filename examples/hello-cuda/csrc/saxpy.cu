@@ -1,12 +1,12 @@
+#include "runtime.h"
 #include "saxpy.h"
 #include "saxpy_kernel.cuh"
 
 #include <cstdio>
-#include <cuda_runtime.h>
 
 namespace hello {
 
-int toolkit_version() { return __CUDACC_VER_MAJOR__ * 1000 + __CUDACC_VER_MINOR__ * 10; }
+int toolkit_version() { return HELLO_VERSION; }
 
 namespace {
 
@@ -56,7 +56,7 @@ Status saxpy_cuda(std::size_t n, float a, const float *x, float *y, char *messag
     const cudaError_t err = run(n, a, x, y);
     if (err == cudaSuccess)
         return Status::ok;
-    cudaGetLastError(); // an error that was reported must not meet the next caller again
+    (void)cudaGetLastError(); // an error that was reported must not meet the next caller again
     std::snprintf(message, size, "%s: %s", cudaGetErrorName(err), cudaGetErrorString(err));
     return err == cudaErrorMemoryAllocation ? Status::out_of_memory : Status::failed;
 }
@@ -69,7 +69,7 @@ Probe probe()
     int driver = 0;
     cudaError_t err = cudaDriverGetVersion(&driver);
     if (err == cudaSuccess && driver == 0) {
-        std::snprintf(p.reason, sizeof p.reason, "no NVIDIA driver on this machine");
+        std::snprintf(p.reason, sizeof p.reason, "no " HELLO_DRIVER " on this machine");
         return p;
     }
 
@@ -84,18 +84,18 @@ Probe probe()
         err = cudaGetDeviceProperties(&prop, device);
     if (err == cudaSuccess) {
         std::snprintf(p.device, sizeof p.device, "%s, compute capability %d.%d", prop.name, prop.major, prop.minor);
-        err = cudaFuncGetAttributes(&attributes, hello_saxpy); // fails if no image fits
+        err = cudaFuncGetAttributes(&attributes, (const void *)hello_saxpy); // fails if no image fits
     }
     if (err == cudaSuccess) {
         p.usable = true;
         return p;
     }
-    cudaGetLastError();
+    (void)cudaGetLastError();
 
     switch (err) {
     case cudaErrorInsufficientDriver:
-        std::snprintf(p.reason, sizeof p.reason, "the driver supports CUDA %d.%d, this build needs %d.%d", driver / 1000,
-                      driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        std::snprintf(p.reason, sizeof p.reason, "the driver supports version %d.%d, this build needs %d.%d", driver / 1000,
+                      driver % 1000 / 10, HELLO_VERSION / 1000, HELLO_VERSION % 1000 / 10);
         break;
     case cudaErrorNoDevice:
         std::snprintf(p.reason, sizeof p.reason, "the driver shows no GPU to this process");

@@ -28,7 +28,7 @@ enum class Status { ok, out_of_memory, failed };
 // does not return ok, y is as it was and message says what happened.
 Status saxpy_cuda(std::size_t n, float a, const float *x, float *y, char *message, std::size_t size);
 
-// toolkit_version is the version of the nvcc that compiled saxpy.cu: 1000 * major + 10 * minor.
+// toolkit_version is the version of the nvcc or hipcc that compiled saxpy.cu: 1000 * major + 10 * minor.
 int toolkit_version();
 
 #endif

@@ -204,7 +204,7 @@ e2e-build: deps e2e-images
 e2e-stock: export KILN_E2E := stock
 e2e-stock: deps
 	@dev/e2e/stock-images.sh
-	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EStock)' -v -count=1 -timeout 3h
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EStock)' -parallel 3 -v -count=1 -timeout 3h
 
 ## e2e-share: compile once for several Pythons, in containers; a remote cache; kills (RUN=TestX to limit)
 .PHONY: e2e-share

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,7 +90,7 @@ func TestE2EWorkflow(t *testing.T) {
 	for _, name := range []string{"dist", ".kiln"} {
 		must(t, os.RemoveAll(filepath.Join(repo, name)))
 	}
-	public, artifacts := runWorkflow(t, repo, true)
+	public, artifacts := runWorkflow(t, repo, onHost)
 	wheels, err := filepath.Glob(filepath.Join(public, "*", "*.whl"))
 	must(t, err)
 	if len(wheels) != 2 {
@@ -131,7 +132,9 @@ PyMODINIT_FUNC PyInit_demo(void) { return PyModule_Create(&module); }
 	for name, text := range map[string]string{"packages.yml": yml, "src/setup.py": setup, "src/demo.c": module} {
 		must(t, os.WriteFile(filepath.Join(repo, filepath.FromSlash(name)), []byte(text), 0o666))
 	}
-	public, _ := runWorkflow(t, repo, false)
+	run := onHost
+	run.fails = true
+	public, _ := runWorkflow(t, repo, run)
 	target, err := publish.NewDir(public, publish.DirOptions{})
 	must(t, err)
 	releases, err := target.List(t.Context(), func(string) bool { return true })
@@ -145,18 +148,28 @@ PyMODINIT_FUNC PyInit_demo(void) { return PyModule_Create(&module); }
 	t.Log(releases[0].Notes)
 }
 
-// runWorkflow completes a configuration, writes its workflow and runs it. The whole run succeeds or
-// does not.
-func runWorkflow(t *testing.T, repo string, succeeds bool) (public, artifacts string) {
+// actRun is a run of a workflow by act.
+type actRun struct {
+	workflow string   // what packages.yml has of it, besides kiln: path
+	event    []string // act's words for what starts it
+	programs string   // a folder that comes first on PATH
+	env      []string
+	fails    bool // the run as a whole is red
+}
+
+// onHost is a run started by hand, whose rows are built on this machine.
+var onHost = actRun{workflow: "  sandbox: host\n  runners: {debian-12: ubuntu-24.04}\n", event: byHand}
+
+var byHand = []string{"workflow_dispatch", "--input", "release=1"}
+
+// runWorkflow completes a configuration, writes its workflow and runs it.
+func runWorkflow(t *testing.T, repo string, r actRun) (public, artifacts string) {
 	t.Helper()
 	act, err := filepath.Abs(filepath.Join("..", ".cache", "tools", "act"))
 	must(t, err)
-	kiln, err := filepath.Abs(filepath.Join("..", "bin", "kiln"))
-	must(t, err)
-	for _, program := range []string{act, kiln} {
-		if _, err := os.Stat(program); err != nil {
-			t.Fatalf("%v; run make e2e-workflow", err)
-		}
+	kiln := builtKiln(t)
+	if _, err := os.Stat(act); err != nil {
+		t.Fatalf("%v; run make e2e-workflow", err)
 	}
 	artifacts, public = t.TempDir(), filepath.Join(t.TempDir(), "public")
 	config, err := os.ReadFile(filepath.Join(repo, "packages.yml"))
@@ -167,14 +180,16 @@ publish:
   index: {dir: site}
 workflow:
   kiln: path
-  sandbox: host
-  runners: {debian-12: ubuntu-24.04}
-`, public), 0o666))
+%s`, public, r.workflow), 0o666))
+	search := filepath.Dir(kiln) + ":" + os.Getenv("PATH")
+	if r.programs != "" {
+		search = r.programs + ":" + search
+	}
 	run := func(succeeds bool, name string, args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), name, args...)
 		cmd.Dir = repo
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(kiln)+":"+os.Getenv("PATH"), "ARTIFACTS="+artifacts, "XDG_CACHE_HOME="+filepath.Join(artifacts, ".cache"))
+		cmd.Env = append(os.Environ(), "PATH="+search, "ARTIFACTS="+artifacts, "XDG_CACHE_HOME="+filepath.Join(artifacts, ".cache"))
 		out, err := cmd.CombinedOutput()
 		if (err == nil) != succeeds {
 			t.Fatalf("%s: %v\n%s", name, err, out)
@@ -184,14 +199,16 @@ workflow:
 	run(true, kiln, "workflow", "github", "--write")
 	text, err := os.ReadFile(filepath.Join(repo, ".github", "workflows", "kiln.yml"))
 	must(t, err)
-	run(true, "git", "init", "-q")
+	run(true, "git", "init", "-q", "-b", "main")
 	run(true, "git", "add", "-A")
 	run(true, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first")
 
 	actions := t.TempDir()
-	args := []string{
-		"workflow_dispatch", "-P", "ubuntu-24.04=-self-hosted", "--input", "release=1", "--env", "ARTIFACTS=" + artifacts, "--env", "SOURCE=" + repo, "--env", "PIP_INDEX_URL=" + os.Getenv("PIP_INDEX_URL"),
-		"--env", "PIP_CERT=" + os.Getenv("PIP_CERT"), "--env", "HOME=" + os.Getenv("HOME"), "--concurrent-jobs", "1", "--action-offline-mode", "--no-skip-checkout",
+	args := append(slices.Clone(r.event), "-P", "ubuntu-24.04=-self-hosted", "-P", "ubuntu-22.04=-self-hosted", "--concurrent-jobs", "1", "--action-offline-mode", "--no-skip-checkout")
+	for _, v := range append([]string{
+		"ARTIFACTS=" + artifacts, "SOURCE=" + repo, "PIP_INDEX_URL=" + os.Getenv("PIP_INDEX_URL"), "PIP_CERT=" + os.Getenv("PIP_CERT"), "HOME=" + os.Getenv("HOME"),
+	}, r.env...) {
+		args = append(args, "--env", v)
 	}
 	for _, m := range regexp.MustCompile(`uses: (\S+)@([0-9a-f]{40})`).FindAllStringSubmatch(string(text), -1) {
 		short := m[1][strings.LastIndexByte(m[1], '/')+1:]
@@ -208,8 +225,19 @@ workflow:
 		must(t, os.WriteFile(filepath.Join(dir, "action.yml"), []byte(body), 0o666))
 		args = append(args, "--local-repository", "https://github.com/"+m[1]+"@"+m[2]+"="+dir)
 	}
-	t.Log(lastLines(run(succeeds, act, args...), 200))
+	t.Log(lastLines(run(!r.fails, act, args...), 200))
 	return public, artifacts
+}
+
+// builtKiln is the program that make build made.
+func builtKiln(t *testing.T) string {
+	t.Helper()
+	kiln, err := filepath.Abs(filepath.Join("..", "bin", "kiln"))
+	must(t, err)
+	if _, err := os.Stat(kiln); err != nil {
+		t.Fatalf("%v; run make e2e-workflow", err)
+	}
+	return kiln
 }
 
 func lastLines(s string, n int) string {

@@ -131,6 +131,7 @@ func TestE2EStock(t *testing.T) {
 	store := t.TempDir()
 	for _, f := range stockFamilies {
 		t.Run(f.name, func(t *testing.T) {
+			t.Parallel() // most of the time is that of pip
 			f.bare(t)
 			t.Run("hello-cuda", func(t *testing.T) { f.build(t, store, false) })
 			if f.torch != "" {
@@ -347,8 +348,10 @@ func TestE2EStockPrune(t *testing.T) {
 		t.Fatal(container)
 	}
 	for _, args := range [][]string{
-		{"commit", "-q", "--change", "LABEL kiln.throw-away=" + t.Name(), container, made}, {"rm", container},
-		{"save", "-q", "--format", "oci-dir", "-o", layout, made}, {"image", "rm", made},
+		{"commit", "-q", "--change", "LABEL kiln.throw-away=" + t.Name(), container, made},
+		{"rm", container},
+		{"save", "-q", "--format", "oci-dir", "-o", layout, made},
+		{"image", "rm", made},
 	} {
 		if out, err := podman(nil, args...); err != nil {
 			t.Fatalf("podman %q: %v\n%s", args, err, out)

@@ -37,6 +37,9 @@ const insideCABundle = "/etc/kiln/ca-bundle.pem"
 const (
 	// callLimit is how long a runtime may take for something that should take a moment.
 	callLimit = 2 * time.Minute
+	// outputLimit is how long the output of a call may take that has ended. A busy machine needs
+	// more than a second to hand it over.
+	outputLimit = 30 * time.Second
 	// stopGrace is the time from asking a canceled command to end to killing it.
 	stopGrace = 5 * time.Second
 )
@@ -248,6 +251,7 @@ func (c *Containers) callAs(ctx context.Context, owner, action string, log io.Wr
 func (c *Containers) finish(ctx context.Context, cmd *exec.Cmd, action string, log io.Writer) (string, error) {
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.WaitDelay = outputLimit
 	if log != nil {
 		cmd.Stderr = io.MultiWriter(&stderr, log)
 	}

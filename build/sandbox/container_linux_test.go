@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -56,5 +57,18 @@ func TestMarkedProcesses(t *testing.T) {
 		if pids := markedProcesses(ownerEnv + "=" + owner); !slices.Contains(pids, cmd.Process.Pid) {
 			t.Fatalf("process %d is not among %d", cmd.Process.Pid, pids)
 		}
+	}
+}
+
+// What a call of the runtime prints may come later than its end on a busy machine: here by a process
+// that outlives it.
+func TestCallSlowOutput(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "runtime")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\n(sleep 2; echo late) &\n"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	c := Container(ContainerOptions{Program: program})
+	if got, err := c.call(t.Context(), "look", nil, "inspect"); err != nil || got != "late" {
+		t.Errorf("%q, %v", got, err)
 	}
 }

@@ -155,6 +155,7 @@ type actRun struct {
 	programs string   // a folder that comes first on PATH
 	env      []string
 	fails    bool // the run as a whole is red
+	parallel int  // rows at the same time; act takes a number only, and one row where it finds none
 }
 
 // onHost is a run started by hand, whose rows are built on this machine.
@@ -197,8 +198,13 @@ workflow:
 		return string(out)
 	}
 	run(true, kiln, "workflow", "github", "--write")
-	text, err := os.ReadFile(filepath.Join(repo, ".github", "workflows", "kiln.yml"))
+	file := filepath.Join(repo, ".github", "workflows", "kiln.yml")
+	text, err := os.ReadFile(file)
 	must(t, err)
+	if r.parallel > 0 {
+		text = regexp.MustCompile(`max-parallel: .*`).ReplaceAll(text, fmt.Appendf(nil, "max-parallel: %d", r.parallel))
+		must(t, os.WriteFile(file, text, 0o666))
+	}
 	run(true, "git", "init", "-q", "-b", "main")
 	run(true, "git", "add", "-A")
 	run(true, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first")

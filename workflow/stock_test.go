@@ -3,16 +3,9 @@ package workflow_test
 import (
 	"archive/tar"
 	"compress/gzip"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"html"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/publish"
@@ -88,7 +80,7 @@ func exllamav2Repo(t *testing.T, env string) string {
 	must(t, err)
 	config, _, _ := strings.Cut(string(text), "\nworkflow:")
 	config = replaced(t, config, map[string]string{
-		`    source: {git: "https://github.com/turboderp-org/exllamav2", ref: "v{version}"}`: fmt.Sprintf("    source: {path: src}\n    torch_source: {path: %q}%s", stockFile(t, "torch"), env),
+		`    source: {git: "https://github.com/turboderp-org/exllamav2", ref: "v{version}"}`: fmt.Sprintf("    source: {path: src}\n    torch_source: {path: %q}\n    test: {timeout: 1h}%s", stockFile(t, "torch"), env),
 		// The compiler that stands in for CUDA 12.8 is that of 13.0, which has no older architectures.
 		`"6.0 6.1 7.0 7.5 8.0 8.6 8.9 9.0 10.0 12.0+PTX"`: `"7.5 8.0 8.6 8.9 9.0 10.0 12.0+PTX"`,
 	})
@@ -107,7 +99,7 @@ func rowsOf(rows []string) string {
 func TestE2EWorkflowExLlamaV2(t *testing.T) {
 	kilntest.NeedE2E(t, "workflow")
 	r := stockRun(t)
-	r.workflow = rowsOf(exllamav2Rows)
+	r.workflow, r.parallel = rowsOf(exllamav2Rows), 5
 	public, artifacts := runWorkflow(t, exllamav2Repo(t, ""), r)
 	want := []string{
 		"exllamav2-0.3.2+cu121.torch2.2.2-cp310-cp310-linux_x86_64.whl", "exllamav2-0.3.2+cu121.torch2.3.1-cp311-cp311-linux_x86_64.whl",
@@ -200,17 +192,17 @@ func TestE2EWorkflowBaseForm(t *testing.T) {
 	kilntest.NeedE2E(t, "workflow")
 	repo, r := t.TempDir(), stockRun(t)
 	must(t, os.WriteFile(filepath.Join(repo, "packages.yml"), []byte(baseForm), 0o666))
-	address, bundle := serveIndexes(t, map[string][]string{
-		"cu129": {"torch-2.6.0-"}, "cu130": {"torch-2.15.0-"},
+	address := serveIndexes(t, map[string][]string{
+		"cu129": {"torch-2.9.0-"}, "cu130": {"torch-2.15.0-"},
 	})
 	script(t, filepath.Join(r.programs, "kiln"), fmt.Sprintf(`kiln=%s
-if [ "$1" = build ]; then shift; exec "$kiln" build --torch-index %s/whl "$@"; fi
-exec "$kiln" "$@"`, builtKiln(t), address))
+if [ "$1" = build ]; then shift; exec "$kiln" build --torch-index %s/whl --container-arg=--add-host=localhost:%s "$@"; fi
+exec "$kiln" "$@"`, builtKiln(t), address, outside(t)))
 	event := filepath.Join(t.TempDir(), "event.json")
 	must(t, os.WriteFile(event, []byte(`{"ref": "refs/heads/main", "repository": {"default_branch": "main"}}`), 0o666))
-	r.workflow = "  release_on: [push]\n"
+	r.workflow, r.parallel = "  release_on: [push]\n", 4
 	r.event = []string{"push", "--eventpath", event}
-	r.env = append(r.env, "PIP_INDEX_URL="+address+"/simple/", "PIP_CERT="+bundle, "SSL_CERT_FILE="+bundle)
+	r.env = append(r.env, "PIP_INDEX_URL="+address+"/simple/")
 	public, artifacts := runWorkflow(t, repo, r)
 	checkFiles(t, public, artifacts, "flash-attn", []string{
 		"flash_attn-2.8.3+cu129-cp312-cp312-linux_x86_64.whl", "flash_attn-2.8.3+cu129-cp313-cp313-linux_x86_64.whl",
@@ -223,9 +215,8 @@ exec "$kiln" "$@"`, builtKiln(t), address))
 
 // serveIndexes serves the package index, in which flash-attn is a stand-in, and below /whl indexes as
 // PyTorch has them, with the wheels that begin with the words given. What it does not have is the
-// business of the public index. It returns the address, which containers reach too, and a bundle of
-// certificates to reach it with.
-func serveIndexes(t *testing.T, torches map[string][]string) (address, bundle string) {
+// business of the public index. pip trusts the name localhost without TLS.
+func serveIndexes(t *testing.T, torches map[string][]string) string {
 	t.Helper()
 	sdist := packSdist(t, filepath.Join("testdata", "standins", "flash-attn"), "flash_attn-2.8.3")
 	wheels := stockFile(t, "torch")
@@ -269,21 +260,14 @@ func serveIndexes(t *testing.T, torches map[string][]string) (address, bundle st
 		}
 		page(w, files)
 	})
-	server := httptest.NewUnstartedServer(mux)
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", ":0")
 	must(t, err)
+	server := httptest.NewUnstartedServer(mux)
 	server.Listener.Close()
 	server.Listener = listener
-	ip := outside(t)
-	certificate, text := certificateFor(t, ip)
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
-	server.StartTLS()
+	server.Start()
 	t.Cleanup(server.Close)
-	system, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
-	must(t, err)
-	bundle = filepath.Join(t.TempDir(), "bundle.pem")
-	must(t, os.WriteFile(bundle, append(system, text...), 0o666))
-	return fmt.Sprintf("https://%s:%d", ip, listener.Addr().(*net.TCPAddr).Port), bundle
+	return fmt.Sprintf("http://localhost:%d", listener.Addr().(*net.TCPAddr).Port)
 }
 
 // outside is the address of this machine that its containers reach.
@@ -298,20 +282,6 @@ func outside(t *testing.T) net.IP {
 	}
 	t.Fatal("this machine has no address of its own")
 	return nil
-}
-
-// certificateFor makes a certificate that signs itself.
-func certificateFor(t *testing.T, ip net.IP) (tls.Certificate, []byte) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IPAddresses: []net.IP{ip},
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	must(t, err)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
 // packSdist packs a folder as a source distribution.

@@ -35,7 +35,7 @@ ubuntu=${KILN_UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu}
 maven=https://repo1.maven.org/maven2/org/bytedeco/cpython
 # Version and Python. Those of the package index are for CUDA 12.1 (2.2.2, 2.3.1), 12.4 (2.6.0), 12.8 (2.9.0) and 13.2 (2.15.0).
 torches=(2.6.0:3.10 2.6.0:3.12 2.6.0:3.13)
-[ "${1:-}" != workflow ] || torches+=(2.2.2:3.10 2.3.1:3.11 2.9.0:3.13 2.15.0:3.12 2.15.0:3.13)
+[ "${1:-}" != workflow ] || torches+=(2.2.2:3.10 2.3.1:3.11 2.9.0:3.12 2.9.0:3.13 2.15.0:3.12 2.15.0:3.13)
 pythons=(3.10.8-1.5.8 3.11.3-1.5.9 3.12.1-1.5.10 3.13.5-1.5.12)
 nvidia=docker.io/nvidia/cuda
 manylinux=quay.io/pypa/manylinux_2_28_x86_64:latest
@@ -334,12 +334,23 @@ debian_cuda() {
   nvcc_says "$1" "$2"
 }
 
-# newer_cuda TREE VERSION: the compiler of 13.0 with the runtime library of 12.8.
+# newer_cuda TREE VERSION: the compiler of 13.0 with the runtime library of 12.8. It leaves out GPUs that 13.0 has no code for.
 newer_cuda() {
+  local bin=$1/usr/local/cuda/bin
   runtime12 "$1"
   ln -sf libcudart.so.12 "$1/usr/local/cuda/targets/x86_64-linux/lib/libcudart.so"
   ln -s cuda-13.0 "$1/usr/local/cuda-${2%.*}"
   nvcc_says "$1" "$2"
+  mv "$bin/nvcc.real" "$bin/nvcc.13"
+  cat >"$bin/nvcc.real" <<'FILTER'
+#!/bin/sh
+for a; do
+  shift
+  case "$a" in *compute_5?* | *compute_6?* | *compute_7[02]*) ;; *) set -- "$@" "$a" ;; esac
+done
+exec "$(dirname "$0")/nvcc.13" "$@"
+FILTER
+  chmod +x "$bin/nvcc.real"
 }
 
 # runtime12 TREE: the runtime library of 12.8.

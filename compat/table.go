@@ -251,6 +251,23 @@ func (t *Table) CUDASeries() []string {
 	return texts(slices.DeleteFunc(slices.Clone(t.cudaSeries), func(r release) bool { return len(t.cuda[r].published) == 0 }))
 }
 
+// CUDAVersions are the published releases of a CUDA series, oldest first.
+func (t *Table) CUDAVersions(series string) []string {
+	r, err := parseRelease(series)
+	if err != nil || t.cuda[r.series()] == nil {
+		return nil
+	}
+	return texts(t.cuda[r.series()].published)
+}
+
+// TorchVersions are the published releases of a torch series, oldest first.
+func (t *Table) TorchVersions(series string) []string {
+	if r := t.torchRow(series); r != nil {
+		return texts(r.published)
+	}
+	return nil
+}
+
 // TorchBuilds are the toolkits a torch series or version is published for, as
 // index folders: "cu126", "cu130", "rocm6.4". It is nil if the series is unknown.
 func (t *Table) TorchBuilds(torch string) []string {

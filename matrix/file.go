@@ -121,9 +121,9 @@ func (f *File) CustomAxes() []string {
 	return slices.Compact(names)
 }
 
-// defaultVersionPattern finds __version__ = "1.2.3" in Python and version = "1.2.3"
+// DefaultVersionPattern finds __version__ = "1.2.3" in Python and version = "1.2.3"
 // in TOML and cfg files.
-const defaultVersionPattern = `^\s*(?:__version__|version)\s*(?::\s*str\s*)?=\s*["']([^"']+)["']`
+const DefaultVersionPattern = `^\s*(?:__version__|version)\s*(?::\s*str\s*)?=\s*["']([^"']+)["']`
 
 // ReadVersions reads the version of every package that has version_from, from the
 // files named there. The result is an input of [File.Plan].
@@ -475,7 +475,7 @@ func (v *VersionFrom) pattern() string {
 	if v.Pattern.IsSet() {
 		return v.Pattern.Value
 	}
-	return defaultVersionPattern
+	return DefaultVersionPattern
 }
 
 func (c *checker) versionFrom(p *pkg) {
@@ -592,6 +592,14 @@ func (g *group) axis(name string) *axis {
 	return nil
 }
 
+// ReservedAxis reports whether a name means something already, so that a custom axis cannot have it.
+func ReservedAxis(name string) bool {
+	return slices.Contains(selectAxes, name) || slices.Contains(templateVariables, name) || slices.Contains(selectWords, name)
+}
+
+// selectWords are the words of selection expressions.
+var selectWords = []string{"and", "or", "not", "in"}
+
 // axisName checks the name of a custom axis.
 func (c *checker) axisName(t Text) bool {
 	before := len(c.list)
@@ -599,10 +607,10 @@ func (c *checker) axisName(t Text) bool {
 	switch {
 	case !ok:
 		c.errorf(t.place, "axis", "use small letters, digits and _", "%q is not a name for an axis", t.Value)
-	case slices.Contains(selectAxes, t.Value) || slices.Contains(templateVariables, t.Value):
-		c.errorf(t.place, "axis", "", "%q is a built-in name", t.Value)
-	case t.Value == "and" || t.Value == "or" || t.Value == "not" || t.Value == "in":
+	case slices.Contains(selectWords, t.Value):
 		c.errorf(t.place, "axis", "", "%q is a word of selection expressions", t.Value)
+	case ReservedAxis(t.Value):
+		c.errorf(t.place, "axis", "", "%q is a built-in name", t.Value)
 	}
 	return len(c.list) == before
 }

@@ -97,7 +97,7 @@ func (f *planFlags) load(stdin io.Reader, secrets *secret.Store) (*planned, erro
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && f.file == defaultFile:
-		return nil, fmt.Errorf("no %s in this folder\n  write one, or name another with -f; `kiln plan --help` has an example", defaultFile)
+		return nil, fmt.Errorf("no %s in this folder\n  `kiln init` writes one; or name another with -f", defaultFile)
 	case err != nil:
 		return nil, err
 	}

@@ -71,7 +71,7 @@ stranger can install and run.`,
 	flags.StringVar(&logLevel, "log-level", "warn", "how much to log: debug, info, warn or error")
 	_ = root.MarkPersistentFlagDirname("directory")
 	complete(root, "log-level", "debug", "info", "warn", "error")
-	root.AddCommand(a.planCommand(), a.buildCommand(), a.statusCommand(), a.logsCommand(), a.shellCommand(), a.testCommand(), a.auditCommand(), a.publishCommand(), a.verifyCommand(), a.keyCommand(), a.workflowCommand(),
+	root.AddCommand(a.initCommand(), a.planCommand(), a.buildCommand(), a.statusCommand(), a.logsCommand(), a.shellCommand(), a.testCommand(), a.auditCommand(), a.publishCommand(), a.verifyCommand(), a.keyCommand(), a.workflowCommand(),
 		a.indexCommand(), a.serveCommand(), a.pickCommand(), a.doctorCommand(), a.jitCommand(), a.modelCommand(), a.quantCommand(), a.schemaCommand(), a.cacheCommand(), a.launcherCommand(), a.slurmWorkerCommand(), a.commandsCommand(), a.versionCommand())
 	return root
 }

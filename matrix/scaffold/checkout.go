@@ -200,11 +200,8 @@ func (p *project) requirement(file string, line int, text string) {
 func (p *project) attribute(file string, line int, attribute string) {
 	module, _, _ := cutLast(attribute, ".")
 	base := strings.ReplaceAll(module, ".", "/")
-	for _, name := range []string{base + ".py", base + "/__init__.py", "src/" + base + ".py", "src/" + base + "/__init__.py"} {
-		if p.versionIn(name) {
-			p.note(file, line, "the version is %s", attribute)
-			return
-		}
+	if slices.ContainsFunc([]string{base + ".py", base + "/__init__.py", "src/" + base + ".py", "src/" + base + "/__init__.py"}, p.versionIn) {
+		p.note(file, line, "the version is %s", attribute)
 	}
 }
 
@@ -316,7 +313,11 @@ func (p *project) setupPy(file, text string) {
 		}
 		p.note(file, firstLine, "setup.py makes %s: %s%s", units.Count(len(extensions), "native module"), strings.Join(shown, ", "), more)
 	}
+	if slices.ContainsFunc(s.strings, func(n *node) bool { return n.text == "cmake" }) {
+		p.native, p.cmake = true, true // it calls CMake
+	}
 	for _, in := range s.imports {
+		p.cmake = p.cmake || in.module == "skbuild"
 		if slices.Contains(in.names, "CUDAExtension") {
 			p.native = true
 			p.cuda = true // also if it is called under another name
@@ -408,7 +409,7 @@ func (p *project) settings(file string, s *script, text string) {
 }
 
 func (p *project) cmakeLists(file, text string) {
-	if text == "" {
+	if text == "" || !p.cmake { // or a package that does not use it
 		return
 	}
 	var conditions []string
@@ -445,15 +446,11 @@ func (p *project) cmakeLists(file, text string) {
 			}
 		}
 	}
-	if !p.anything || !p.cmake && !p.native && p.backend == "" {
-		return // a CMake file beside a package that does not use it
-	}
-	p.cmake = p.cmake || cuda > 0
 	if torch > 0 {
 		p.torch = true
 		p.note(file, torch, "CMake looks for torch")
 	}
-	if cuda > 0 && p.native {
+	if cuda > 0 {
 		p.cuda = true
 		p.note(file, cuda, "CMake uses CUDA")
 		if under != "" {

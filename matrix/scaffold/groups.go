@@ -201,11 +201,11 @@ func (s *search) run() []group {
 	seen := map[string]bool{}
 	for _, order := range orders(len(s.names)) {
 		parts := s.boxes(order)
-		key := ""
-		for _, p := range parts {
-			key += p.key() + ";"
+		keys := make([]string, len(parts))
+		for i, p := range parts {
+			keys[i] = p.key()
 		}
-		if !seen[key] {
+		if key := strings.Join(keys, ";"); !seen[key] {
 			seen[key] = true
 			starts = append(starts, parts)
 		}
@@ -277,12 +277,13 @@ func (s *search) boxes(order []int) []cluster {
 		index := map[string]int{}
 		var next []box
 		for _, b := range list {
-			key := ""
+			var others []string
 			for e, set := range b.sets {
 				if e != d {
-					key += rowKey(set) + ","
+					others = append(others, rowKey(set))
 				}
 			}
+			key := strings.Join(others, ",")
 			if i, ok := index[key]; ok {
 				next[i].sets[d] = append(next[i].sets[d], b.sets[d]...)
 				slices.Sort(next[i].sets[d])

@@ -43,7 +43,7 @@ var roleNames = map[string]string{
 	"rocm": roleROCm, "rocmver": roleROCm, "hip": roleROCm,
 	"torch": roleTorch, "pytorch": roleTorch, "torchver": roleTorch, "pt": roleTorch,
 	"cudaarch": roleArch, "cudaarchs": roleArch, "archlist": roleArch, "archs": roleArch, "arch": roleArch, "torchcudaarchlist": roleArch,
-	"cudaarchlist": roleArch, "rocmarch": roleArch, "pytorchrocmarch": roleArch, "gfx": roleArch,
+	"cudaarchlist": roleArch, "rocmarch": roleArch, "pytorchrocmarch": roleArch, "amdgputargets": roleArch, "gfx": roleArch,
 	"artname": roleKind, "artifact": roleKind, "kind": roleKind, "type": roleKind, "dist": roleKind, "buildtype": roleKind,
 	"package": roleVersion, "pkg": roleVersion, "release": roleVersion, "": roleVersion,
 	"toolkittype": roleToolkit, "gpuarchtype": roleToolkit,
@@ -213,7 +213,6 @@ type reader struct {
 
 	custom    []string          // custom axes in order
 	variables map[string]string // environment variable → custom axis
-	values    map[string]cell   // what a value was read as, for saying so once
 }
 
 // rows reads a job.

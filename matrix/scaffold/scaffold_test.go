@@ -66,6 +66,9 @@ func TestExLlamaV2(t *testing.T) {
 	plan := file.Plan(matrix.Options{})
 	var got []string
 	for _, r := range plan.Rows {
+		if r.ROCm != "" {
+			r.Arch = "" // the workflow leaves it to torch, and kiln has a default
+		}
 		got = append(got, strings.Join([]string{r.Kind, r.OS, r.Python, r.CUDA, r.ROCm, r.Torch, r.Arch, strings.Join(r.Files(), " ")}, "\t"))
 	}
 	slices.Sort(want)

@@ -1,5 +1,6 @@
+import torch  # before the extension, which needs its libraries
+
 import stock_torch_ops  # noqa: F401
-import torch
 
 
 def answer():

@@ -342,13 +342,13 @@ func TestE2EStockPrune(t *testing.T) {
 	}
 	layout := t.TempDir()
 	// Another ID than that of the image it is made of, so that nothing else goes with it.
-	made := "localhost/kiln-throw-away:stock"
+	made, label := "localhost/kiln-throw-away:stock", "kiln.throw-away="+filepath.Base(filepath.Dir(layout))
 	container, err := podman(nil, "create", "docker.io/library/debian:11-slim", "true")
 	if err != nil {
 		t.Fatal(container)
 	}
 	for _, args := range [][]string{
-		{"commit", "-q", "--change", "LABEL kiln.throw-away=" + t.Name(), container, made},
+		{"commit", "-q", "--change", "LABEL " + label, container, made},
 		{"rm", container},
 		{"save", "-q", "--format", "oci-dir", "-o", layout, made},
 		{"image", "rm", made},
@@ -382,7 +382,7 @@ packages:
 	}
 	env := append(stockEnv(t, store), "CONTAINERS_REGISTRIES_CONF="+config)
 	setups := func() []string {
-		out, err := podman(env, "images", "-q", "--filter", "label=kiln.throw-away="+t.Name())
+		out, err := podman(env, "images", "-q", "--filter", "label="+label)
 		if err != nil {
 			t.Fatal(out)
 		}

@@ -130,8 +130,7 @@ func Probe(ctx context.Context, h *Host, opts ProbeOptions) *Machine {
 	if h.OS == "windows" {
 		start(2, func() Result { return p.msvc(ctx) })
 	}
-	start(3, func() Result { return p.python(ctx) }, p.pythonHeaders, p.torch, func() Result { return p.ninja(ctx) }, func() Result { return p.cuda(ctx) })
-	start(4, func() Result { return p.rocm(ctx) })
+	start(3, func() Result { return p.python(ctx) }, p.pythonHeaders, p.torch, func() Result { return p.ninja(ctx) }, func() Result { return p.cuda(ctx) }, func() Result { return p.rocm(ctx) })
 	start(5, p.tools(ctx)...)
 	start(6, func() Result { return p.driver(ctx) })
 	wait.Wait()

@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Folder is an index of the wheels and sdists that lie in a folder, as a build leaves them. It
@@ -28,10 +29,16 @@ type Folder struct {
 	opts AddOptions
 	log  *slog.Logger
 
-	mu      sync.Mutex // guards what follows
-	files   map[string]*folderFile
+	scan    sync.Mutex // held while files are read, which may take minutes; guards catalog
 	catalog *Catalog
+
+	mu    sync.Mutex // guards files, which is replaced and never changed
+	files map[string]*folderFile
 }
+
+// settled is how long a file that cannot be read must have been left alone to be called broken:
+// before, it may be on its way into the folder.
+const settled = 5 * time.Second
 
 // folderFile is a file as it was when it was read.
 type folderFile struct {
@@ -64,8 +71,9 @@ func CountDistributions(dir string) (int, error) {
 // Catalog returns the current state. Files that have not changed since the last call are not read
 // again; without changes it costs a stat of each.
 func (f *Folder) Catalog(ctx context.Context) (*Catalog, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.scan.Lock()
+	defer f.scan.Unlock()
+	known := f.known()
 	listed, problems, err := scanDir(f.dir, ScanOptions{})
 	if err != nil {
 		return nil, err
@@ -75,14 +83,14 @@ func (f *Folder) Catalog(ctx context.Context) (*Catalog, error) {
 	for i := range listed {
 		name := listed[i].filename()
 		stamp := stampOf(listed[i].Path)
-		if have := f.files[name]; have != nil && have.stamp.equal(stamp) {
+		if have := known[name]; have != nil && have.stamp.equal(stamp) {
 			files[name] = have
 			continue
 		}
 		files[name] = &folderFile{stamp: stamp}
 		changed = true
 	}
-	if !changed && len(files) == len(f.files) {
+	if !changed && len(files) == len(known) {
 		return f.catalog, nil
 	}
 	var config Config
@@ -104,7 +112,9 @@ func (f *Folder) Catalog(ctx context.Context) (*Catalog, error) {
 		switch at := files[name]; {
 		case at.err == nil:
 			lists[at.project] = append(lists[at.project], at.candidate)
-		case f.files[name] != at: // said once
+		case time.Since(at.stamp.time) < settled:
+			at.stamp = pathStamp{} // looked at again, without a word until then
+		case known[name] != at: // said once
 			problems = append(problems, Problem{name, at.err})
 		}
 	}
@@ -125,8 +135,17 @@ func (f *Folder) Catalog(ctx context.Context) (*Catalog, error) {
 	for _, p := range problems {
 		f.log.Warn("left out", "file", p.Filename, "reason", p.Err)
 	}
-	f.files, f.catalog = files, NewCatalog(config, projects)
+	f.mu.Lock()
+	f.files = files
+	f.mu.Unlock()
+	f.catalog = NewCatalog(config, projects)
 	return f.catalog, nil
+}
+
+func (f *Folder) known() map[string]*folderFile {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.files
 }
 
 func (f *Folder) project(name string) *Project {
@@ -148,9 +167,7 @@ func revisionOf(p *Project) string {
 // OpenFile opens a file of the index, or with metadata its METADATA, for reading. The error wraps
 // [fs.ErrNotExist] for a file that is gone or was replaced since the index was read.
 func (f *Folder) OpenFile(file *File, metadata bool) (io.ReadSeekCloser, error) {
-	f.mu.Lock()
-	at := f.files[file.Filename]
-	f.mu.Unlock()
+	at := f.known()[file.Filename]
 	if at == nil || at.candidate == nil || at.file.SHA256 != file.SHA256 {
 		return nil, fmt.Errorf("open %s: %w", file.Filename, fs.ErrNotExist)
 	}

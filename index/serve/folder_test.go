@@ -2,6 +2,7 @@ package serve_test
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -149,6 +150,41 @@ func putWheel(t *testing.T, dir, name string, files map[string]string) {
 		t.Fatal(err)
 	}
 	if err := os.Chtimes(path, indextest.Day, indextest.Day); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFolderWhileReading: files are served while another is being read, however long that takes.
+func TestFolderWhileReading(t *testing.T) {
+	dir := t.TempDir()
+	putWheel(t, dir, "tiny-1.0-py3-none-any.whl", nil)
+	reading, goOn := make(chan struct{}), make(chan struct{})
+	folder, err := index.OpenFolder(dir, index.AddOptions{Audit: func(context.Context, string, index.Digest) ([]string, []index.AuditResult) {
+		close(reading)
+		<-goOn
+		return nil, nil
+	}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	catalog, err := folder.Catalog(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	putWheel(t, dir, wheel128, nil)
+	done := make(chan error, 1)
+	go func() {
+		_, err := folder.Catalog(t.Context())
+		done <- err
+	}()
+	<-reading
+	content, err := folder.OpenFile(&catalog.Project("tiny").Files[0], false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content.Close()
+	close(goOn)
+	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
 }

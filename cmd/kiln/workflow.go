@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,7 +13,6 @@ import (
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
-	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/workflow"
 )
@@ -228,11 +226,11 @@ archives of the row's own.`,
 			if err != nil {
 				return err
 			}
-			i := slices.IndexFunc(p.plan.Rows, func(r matrix.Row) bool { return r.ID == args[0] })
-			if i < 0 {
-				return fmt.Errorf("the plan has no row %s", args[0])
+			rows, err := a.selectRows(p, args)
+			if err != nil {
+				return err
 			}
-			wanted := p.plan.Rows[i].CUDA
+			wanted := rows[0].CUDA
 			if wanted == "" {
 				return fmt.Errorf("the row %s has no CUDA toolkit", args[0])
 			}
@@ -285,11 +283,11 @@ has ROCm. It refuses to run on a machine that GitHub does not host.`,
 			if err != nil {
 				return err
 			}
-			i := slices.IndexFunc(p.plan.Rows, func(r matrix.Row) bool { return r.ID == args[0] })
-			if i < 0 {
-				return fmt.Errorf("the plan has no row %s", args[0])
+			rows, err := a.selectRows(p, args)
+			if err != nil {
+				return err
 			}
-			version := p.plan.Rows[i].ROCm
+			version := rows[0].ROCm
 			if version == "" {
 				return fmt.Errorf("the row %s has no ROCm", args[0])
 			}

@@ -317,9 +317,12 @@ func (c *checker) compareGfx(o *object, want []string) {
 		}
 	}
 	if len(missing) > 0 {
-		c.find(RuleArchMissing, o.Path, "no code for %s; it has %s", strings.Join(missing, ", "), strings.Join(have, " ")).with(missing...)
+		c.find(RuleArchMissing, o.Path, "no code for %s; it has %s", strings.Join(missing, ", "), strings.Join(have, " ")).with(missing...).
+			because("PYTORCH_ROCM_ARCH was not passed to the compiler, or the package sets its own flags. The first kernel fails with `invalid device function`.").
+			repair("Look for fixed --offload-arch flags in setup.py; build again with the list.")
 	}
 	if len(extra) > 0 {
-		c.find(RuleArchExtra, o.Path, "code for %s, which the list %q does not ask for", strings.Join(extra, ", "), c.opts.Gfx.String()).with(extra...)
+		c.find(RuleArchExtra, o.Path, "code for %s, which the list %q does not ask for", strings.Join(extra, ", "), c.opts.Gfx.String()).with(extra...).
+			because("The package adds its own --offload-arch flags. The wheel is larger than it has to be.")
 	}
 }

@@ -173,6 +173,9 @@ func TestGPU(t *testing.T) {
 			r := check(t, linuxWheel, test.files, test.opts)
 			got := []string{}
 			for _, f := range r.Findings {
+				if flags := f.Cause + f.Fix; test.opts.Gfx.String() != "" && strings.Contains(flags, "-gencode") {
+					t.Errorf("%s names nvcc's flags for an AMD GPU: %s", f.Rule, flags)
+				}
 				if f.Rule != audit.RulePlatformLoose {
 					got = append(got, strings.TrimRight(f.Severity.String()+" "+f.Rule+": "+strings.Join(f.Details, " "), ": "))
 				}

@@ -53,6 +53,8 @@ type NewFile struct {
 	Coordinates Coordinates
 	Arch        []string
 	Provenance  string
+	// Facts are what is known of a wheel for a platform, if no Audit looks at it.
+	Facts Facts
 
 	writeMetadata bool // beside Path
 }
@@ -66,10 +68,9 @@ type AddOptions struct {
 	// NamesOnly compares RECORD with the names and sizes in a wheel, instead of with the
 	// hashes of all members too.
 	NamesOnly bool
-	// Audit, if not nil, looks into a wheel for a platform and returns the GPU architectures it has
-	// code for and what else it found. It is asked about files that are new. Arch of the
-	// NewFile counts more.
-	Audit func(ctx context.Context, path string, sum Digest) (arch []string, results []AuditResult)
+	// Audit, if not nil, looks into a wheel for a platform. It is asked about files that are new.
+	// Arch and Coordinates of the NewFile count more.
+	Audit func(ctx context.Context, path string, sum Digest) Facts
 	// Config, if not nil, replaces the configuration of the index in the same step.
 	Config *Config
 	// Limits bound what wheels may hold.
@@ -510,10 +511,9 @@ func inspect(ctx context.Context, n *NewFile, config *Config, opts *AddOptions, 
 		c.file.Metadata = sha256.Sum256(c.metadata)
 	}
 	if opts.Audit != nil && c.native() {
-		var arch []string
-		if arch, c.file.Audit = opts.Audit(ctx, n.Path, c.file.SHA256); c.file.Arch == nil {
-			c.file.Arch = arch
-		}
+		c.file.Learn(opts.Audit(ctx, n.Path, c.file.SHA256))
+	} else if c.native() {
+		c.file.Learn(n.Facts)
 	}
 	cache.put(name, info, c.file.SHA256)
 	if err := c.file.normalizeArch(); err != nil {

@@ -59,6 +59,8 @@ type fileLine struct {
 
 	Built   Coordinates   `json:"built,omitzero"`
 	Arch    []string      `json:"arch,omitempty"`
+	Glibc   string        `json:"glibc,omitempty"`
+	Window  []string      `json:"window,omitempty"`
 	Audit   []AuditResult `json:"audit,omitempty"`
 	Variant *Variant      `json:"variant,omitempty"`
 }
@@ -95,7 +97,8 @@ func appendBlock(dst []byte, p *Project) ([]byte, error) {
 func newFileLine(f *File) fileLine {
 	l := fileLine{
 		Filename: f.Filename, Base: f.Base, SHA256: f.SHA256, Size: f.Size, Metadata: f.Metadata, RequiresPython: f.RequiresPython,
-		Provenance: f.Provenance, Built: f.Coordinates, Arch: f.Arch, Audit: f.Audit, Variant: f.Variant,
+		Provenance: f.Provenance, Built: f.Coordinates, Arch: f.Arch, Glibc: f.Glibc, Window: f.Window,
+		Audit: f.Audit, Variant: f.Variant,
 	}
 	if !f.UploadTime.IsZero() {
 		l.UploadTime = f.UploadTime.UTC().Format(timeFormat)
@@ -212,10 +215,14 @@ func parseFileLine(line []byte, in interner) (File, error) {
 	}
 	f := File{
 		Filename: l.Filename, Base: in.get(l.Base), SHA256: l.SHA256, Size: l.Size, Metadata: l.Metadata,
-		RequiresPython: in.get(l.RequiresPython), Provenance: l.Provenance, Coordinates: l.Built, Arch: l.Arch, Audit: l.Audit, Variant: l.Variant,
+		RequiresPython: in.get(l.RequiresPython), Provenance: l.Provenance, Coordinates: l.Built, Arch: l.Arch,
+		Glibc: in.get(l.Glibc), Window: l.Window, Audit: l.Audit, Variant: l.Variant,
 	}
 	for i, a := range f.Arch {
 		f.Arch[i] = in.get(a)
+	}
+	for i, v := range f.Window {
+		f.Window[i] = in.get(v)
 	}
 	for i, r := range f.Audit {
 		f.Audit[i] = AuditResult{in.get(r.Check), in.get(r.Result), in.get(r.Detail)}
@@ -348,6 +355,9 @@ func (f *File) validate() error {
 			return err
 		}
 	}
+	if err := f.validateNeeds(); err != nil {
+		return err
+	}
 	if len(f.Audit) > MaxAuditResults {
 		return fmt.Errorf("has %d results of an audit, more than %d", len(f.Audit), MaxAuditResults)
 	}
@@ -367,4 +377,30 @@ func (f *File) validate() error {
 		}
 	}
 	return nil
+}
+
+// validateNeeds checks what is said of the C library and of torch.
+func (f *File) validateNeeds() error {
+	if f.Glibc != "" && !isMinor(f.Glibc) {
+		return fmt.Errorf("glibc version %.20q is none of the form 2.32", f.Glibc)
+	}
+	if len(f.Window) > maxWindow {
+		return fmt.Errorf("lists %d torch versions, more than %d", len(f.Window), maxWindow)
+	}
+	for _, t := range f.Window {
+		if !isMinor(t) {
+			return fmt.Errorf("torch version %.20q is none of the form 2.9", t)
+		}
+	}
+	return nil
+}
+
+// maxWindow is the most that a file has of torch versions.
+const maxWindow = 200
+
+// isMinor reports whether s is of the form 2.32.
+func isMinor(s string) bool {
+	major, minor, ok := strings.Cut(s, ".")
+	number := func(s string) bool { return s != "" && len(s) < 6 && strings.Trim(s, "0123456789") == "" }
+	return ok && number(major) && number(minor)
 }

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -93,11 +94,51 @@ type File struct {
 	// "9.0+PTX" or "gfx90a".
 	Arch []string
 
+	// Glibc is the oldest glibc that has what the wheel asks for, such as "2.32", whatever its tag
+	// says. Empty means not known, or that it asks for none.
+	Glibc string
+
+	// Window are the torch versions, such as "2.9", in which the names that the wheel uses were
+	// found. Empty means not looked at, or that it uses none. It is not what the wheel was built
+	// for: names alone do not make a wheel work.
+	Window []string
+
 	// Audit is what a look into the wheel found, if there was one.
 	Audit []AuditResult
 
 	// Variant is the variant.json of a wheel with a variant label (PEP 825).
 	Variant *Variant
+}
+
+// Facts are what a look into a wheel, and the record of its build, say of it.
+type Facts struct {
+	// Coordinates are those of the row that it was built for. They count as far as neither the
+	// publisher nor the label of the version says otherwise.
+	Coordinates Coordinates `json:"built,omitzero"`
+	// The others are as in [File].
+	Arch   []string      `json:"arch,omitempty"`
+	Glibc  string        `json:"glibc,omitempty"`
+	Window []string      `json:"window,omitempty"`
+	Audit  []AuditResult `json:"audit,omitempty"`
+}
+
+// FactsField is the field of an upload that has the [Facts] of a wheel as JSON.
+const FactsField = "kiln_facts"
+
+// Learn fills in what is not known of the file.
+func (f *File) Learn(facts Facts) {
+	if f.Arch == nil {
+		f.Arch = facts.Arch
+	}
+	f.Glibc, f.Window, f.Audit = facts.Glibc, facts.Window, facts.Audit
+	have := f.Built()
+	merged := Coordinates{Toolkit: cmp.Or(have.Toolkit, facts.Coordinates.Toolkit), Torch: have.Torch}
+	if len(merged.Torch) == 0 {
+		merged.Torch = facts.Coordinates.Torch
+	}
+	if merged.String() != have.String() {
+		f.Coordinates = merged
+	}
 }
 
 // AuditResult is one result of a look into a wheel.

@@ -28,7 +28,7 @@ const apiVersion = "1.4"
 
 // pageFormat changes when pages say other things of the same catalog, so that the first change
 // by a new version of the program writes all of them.
-const pageFormat = "2"
+const pageFormat = "3"
 
 // Format is a serialization of the simple repository API.
 type Format int
@@ -389,14 +389,14 @@ func appendObject(dst []byte, f *File, url string, hosted bool, built Coordinate
 		dst = append(dst, `,"provenance":`...)
 		dst = appendJSONString(dst, f.Provenance)
 	}
-	dst = appendBuilt(dst, built, f.Arch)
+	dst = appendBuilt(dst, built, f)
 	return append(dst, '}'), root
 }
 
 // appendBuilt appends the key in which JSON says what a file was built for. Installers ignore
 // keys that begin with an underscore (PEP 691); [Remote] reads this one.
-func appendBuilt(dst []byte, built Coordinates, arch []string) []byte {
-	if built.IsZero() && len(arch) == 0 {
+func appendBuilt(dst []byte, built Coordinates, f *File) []byte {
+	if built.IsZero() && len(f.Arch) == 0 && f.Glibc == "" && len(f.Window) == 0 {
 		return dst
 	}
 	dst = append(dst, `,"_kiln":{`...)
@@ -426,7 +426,13 @@ func appendBuilt(dst []byte, built Coordinates, arch []string) []byte {
 		dst = appendJSONString(dst, built.Toolkit)
 	}
 	list("torch", built.Torch)
-	list("arch", arch)
+	list("arch", f.Arch)
+	if f.Glibc != "" {
+		comma()
+		dst = append(dst, `"glibc":`...)
+		dst = appendJSONString(dst, f.Glibc)
+	}
+	list("window", f.Window)
 	return append(dst, '}')
 }
 

@@ -206,7 +206,9 @@ func parseJSONPage(body []byte, base *url.URL) ([]*File, error) {
 			Yanked         json.RawMessage // false, true or a reason
 			Kiln           struct {
 				Coordinates
-				Arch []string
+				Arch   []string
+				Glibc  string
+				Window []string
 			} `json:"_kiln"`
 		}
 	}
@@ -218,6 +220,10 @@ func parseJSONPage(body []byte, base *url.URL) ([]*File, error) {
 		f := &File{Filename: in.Filename, Size: in.Size, RequiresPython: in.RequiresPython, Arch: in.Kiln.Arch}
 		if f.normalizeArch() != nil {
 			f.Arch = nil // of another program: not known excludes nothing
+		}
+		f.Glibc, f.Window = in.Kiln.Glibc, in.Kiln.Window
+		if f.validateNeeds() != nil {
+			f.Glibc, f.Window = "", nil
 		}
 		if in.Kiln.validate() == nil { // what is not understood, the label says
 			f.Coordinates = in.Kiln.Coordinates

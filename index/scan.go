@@ -3,6 +3,7 @@ package index
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -230,12 +231,16 @@ type manifestFile struct {
 		Toolkit string   `json:"toolkit"`
 		Torch   []string `json:"torch"`
 	} `json:"built"`
-	Arch []string `json:"arch"`
+	Arch   []string `json:"arch"`
+	Glibc  string   `json:"glibc"`
+	Window []string `json:"window"`
 
 	// What pages of another kiln index say.
 	Kiln struct {
 		Coordinates
-		Arch []string `json:"arch"`
+		Arch   []string `json:"arch"`
+		Glibc  string   `json:"glibc"`
+		Window []string `json:"window"`
 	} `json:"_kiln"`
 }
 
@@ -337,6 +342,10 @@ func parseManifestLine(line []byte, in interner) (f File, err error) {
 	}
 	if f.Arch == nil {
 		f.Arch = m.Kiln.Arch
+	}
+	f.Glibc, f.Window = cmp.Or(m.Glibc, m.Kiln.Glibc), m.Window
+	if f.Window == nil {
+		f.Window = m.Kiln.Window
 	}
 	if len(m.Yanked) > 0 && m.Yanked[0] == '"' {
 		if err := json.Unmarshal(m.Yanked, &f.YankedReason); err != nil {

@@ -659,7 +659,7 @@ func (f *File) samePage(o *File) bool {
 	return f.Filename == o.Filename && f.Base == o.Base && f.SHA256 == o.SHA256 && f.Size == o.Size && f.Metadata == o.Metadata &&
 		f.RequiresPython == o.RequiresPython && f.UploadTime.Equal(o.UploadTime) && f.Yanked == o.Yanked && f.YankedReason == o.YankedReason &&
 		f.Provenance == o.Provenance && f.Coordinates.Toolkit == o.Coordinates.Toolkit && slices.Equal(f.Coordinates.Torch, o.Coordinates.Torch) &&
-		slices.Equal(f.Arch, o.Arch)
+		slices.Equal(f.Arch, o.Arch) && f.Glibc == o.Glibc && slices.Equal(f.Window, o.Window)
 }
 
 // writeProject writes the pages of a project in the given views.

@@ -256,8 +256,10 @@ func (p *Project) inSubIndex(i int) bool {
 	return p.Files[i].IsWheel() && p.Files[i].Variant == nil
 }
 
-// defaultFiles returns what the default view shows of the project: files of one combination.
-// It is not ok if the project has files, but none of that combination.
+// defaultFiles returns what the default view shows of the project: files of one combination and
+// those that were built for none, so that one more build hides nothing that was there. A version
+// that has nothing of the combination for some Python and platform keeps its build for the CPU
+// there, which runs everywhere. It is not ok if the project has files, but none to show.
 func (p *Project) defaultFiles(config *Config) (files []int32, ok bool) {
 	var all []int32
 	var only Coordinates
@@ -282,20 +284,47 @@ func (p *Project) defaultFiles(config *Config) (files []int32, ok bool) {
 	if !several {
 		want = &only
 	}
+	var spare []int32 // for the CPU, and the right torch
 	for _, i := range all {
 		c := p.built[i]
 		switch {
-		case c.IsZero():
-			if p.Shared && p.Files[i].IsWheel() {
-				files = append(files, i)
-			}
-		case want.Toolkit != "" && c.Toolkit != "" && c.Toolkit != want.Toolkit:
 		case len(want.Torch) > 0 && len(c.Torch) > 0 && !slices.ContainsFunc(want.Torch, func(t string) bool { return slices.Contains(c.Torch, t) }):
-		default:
+		case want.Toolkit == "" || c.Toolkit == "" || c.Toolkit == want.Toolkit:
+			files = append(files, i)
+		case c.Toolkit == "cpu":
+			spare = append(spare, i)
+		}
+	}
+	files = p.fillPlaces(files, spare)
+	return files, len(files) > 0
+}
+
+// fillPlaces adds those spare files that are for a version, Python and platform of which there is
+// no other file.
+func (p *Project) fillPlaces(files, spare []int32) []int32 {
+	if len(spare) == 0 {
+		return files
+	}
+	taken := map[string]bool{}
+	free := func(i int32) (some bool) {
+		id := newIdentity(p.Files[i].Filename)
+		for _, place := range id.places {
+			key := id.version + " " + place
+			some = some || !taken[key]
+			taken[key] = taken[key] || !p.Files[i].Yanked
+		}
+		return some
+	}
+	for _, i := range files {
+		free(i)
+	}
+	for _, i := range spare {
+		if free(i) {
 			files = append(files, i)
 		}
 	}
-	return files, len(files) > 0
+	slices.Sort(files)
+	return files
 }
 
 func nonZero(c *Coordinates) *Coordinates {
@@ -322,7 +351,7 @@ func (p *Project) members(combinations []combination) membership {
 			files := slices.Clone(m[path])
 			for _, i := range p.loose {
 				b := p.built[i]
-				fits := (b.Toolkit == "" || b.Toolkit == c.toolkit) && (path == c.toolkit || len(b.Torch) == 0 || slices.Contains(b.Torch, c.torch))
+				fits := (b.Toolkit == "" || b.Toolkit == c.toolkit) && (path == c.toolkit || p.Files[i].fitsTorch(b, c.torch))
 				if fits && !slices.Contains(files, i) {
 					files = append(files, i)
 				}
@@ -334,6 +363,15 @@ func (p *Project) members(combinations []combination) membership {
 		}
 	}
 	return m
+}
+
+// fitsTorch reports whether a file is for a minor version of torch: by what it was built for, or if
+// that is not known, by the names that it uses.
+func (f *File) fitsTorch(built Coordinates, torch string) bool {
+	if len(built.Torch) > 0 {
+		return slices.Contains(built.Torch, torch)
+	}
+	return len(f.Window) == 0 || slices.Contains(f.Window, torch)
 }
 
 // conflict returns two files that a view of one toolkit and torch cannot show together,

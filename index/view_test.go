@@ -113,6 +113,8 @@ func TestViews(t *testing.T) {
 	sdist := file("fa-1.tar.gz")
 	override := file("fa-1-py3-none-any.whl")
 	override.Coordinates = index.Coordinates{Toolkit: "cu128", Torch: []string{"2.9", "2.10"}}
+	windowed := file("fa-1+cu126-py3-none-any.whl")
+	windowed.Window = []string{"2.8", "2.9"}
 	tests := []struct {
 		name   string
 		config index.Config
@@ -138,9 +140,35 @@ func TestViews(t *testing.T) {
 		{
 			name: "only one combination is the default", config: declared, files: append(wheels("1+cu130.torch2.8", "2+cu130.torch2.8"), sdist),
 			want: map[string][]string{
-				"": {"1+cu130.torch2.8", "2+cu130.torch2.8"}, "all": {"1.tar.gz", "1+cu130.torch2.8", "2+cu130.torch2.8"},
+				"": {"1.tar.gz", "1+cu130.torch2.8", "2+cu130.torch2.8"}, "all": {"1.tar.gz", "1+cu130.torch2.8", "2+cu130.torch2.8"},
 				"cu130": {"1+cu130.torch2.8", "2+cu130.torch2.8"}, "cu130/torch2.8": {"1+cu130.torch2.8", "2+cu130.torch2.8"},
 			},
+		},
+		{
+			name: "a first build for CUDA hides none for other Pythons", files: []index.File{
+				file("fa-1-cp312-cp312-linux_x86_64.whl"), file("fa-1-cp313-cp313-linux_x86_64.whl"), file("fa-1+cu130-cp312-cp312-linux_x86_64.whl"),
+			},
+			want: map[string][]string{
+				"":    {"1-cp312-cp312-linux_x86_64.whl", "1-cp313-cp313-linux_x86_64.whl", "1+cu130-cp312-cp312-linux_x86_64.whl"},
+				"all": {"1-cp312-cp312-linux_x86_64.whl", "1-cp313-cp313-linux_x86_64.whl", "1+cu130-cp312-cp312-linux_x86_64.whl"}, "cu130": {"1+cu130-cp312-cp312-linux_x86_64.whl"},
+			},
+		},
+		{
+			name: "a default of CUDA keeps the CPU where it has nothing", config: index.Config{Default: index.Coordinates{Toolkit: "cu130"}}, files: []index.File{
+				file("fa-1+cpu-cp312-cp312-linux_x86_64.whl"), file("fa-1+cpu-cp313-cp313-linux_x86_64.whl"), file("fa-1+cu130-cp312-cp312-linux_x86_64.whl"),
+				file("fa-1+cu126-cp311-cp311-linux_x86_64.whl"),
+			},
+			want: map[string][]string{
+				"":      {"1+cpu-cp313-cp313-linux_x86_64.whl", "1+cu130-cp312-cp312-linux_x86_64.whl"},
+				"all":   {"1+cpu-cp312-cp312-linux_x86_64.whl", "1+cpu-cp313-cp313-linux_x86_64.whl", "1+cu126-cp311-cp311-linux_x86_64.whl", "1+cu130-cp312-cp312-linux_x86_64.whl"},
+				"cpu":   {"1+cpu-cp312-cp312-linux_x86_64.whl", "1+cpu-cp313-cp313-linux_x86_64.whl"},
+				"cu126": {"1+cu126-cp311-cp311-linux_x86_64.whl"}, "cu126/torch2.7": {"1+cu126-cp311-cp311-linux_x86_64.whl"}, "cu126/torch2.8": {"1+cu126-cp311-cp311-linux_x86_64.whl"},
+				"cu130": {"1+cu130-cp312-cp312-linux_x86_64.whl"},
+			},
+		},
+		{
+			name: "torch unknown, its names in one", files: []index.File{windowed},
+			want: map[string][]string{"": {"1+cu126"}, "all": {"1+cu126"}, "cu126": {"1+cu126"}, "cu126/torch2.8": {"1+cu126"}},
 		},
 		{
 			name: "none of the default", config: declared, files: wheels("1+cu130.torch2.8", "1+cu130.torch2.9"),

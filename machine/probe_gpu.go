@@ -172,11 +172,17 @@ func DriverCUDA(table *compat.Table, driver, os string) string {
 		if os == "windows" {
 			need = cmp.Or(d.Windows, d.Linux) // the numbers of one branch are close
 		}
-		if ok && need != "" && compareVersions(driver, need) >= 0 {
+		if ok && need != "" && compareVersions(driver, sameLength(need, driver)) >= 0 {
 			best = series
 		}
 	}
 	return best
+}
+
+// sameLength cuts a version to as many parts as like has: who says 580.65 means 580.65.06 as well.
+func sameLength(version, like string) string {
+	parts := strings.Split(version, ".")
+	return strings.Join(parts[:min(len(parts), 1+strings.Count(like, "."))], ".")
 }
 
 // parseSMI reads the answer of nvidia-smi: index, uuid, name, capability, driver, memory.

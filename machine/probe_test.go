@@ -723,3 +723,12 @@ func TestCUDAHomes(t *testing.T) {
 		}
 	}
 }
+
+// TestDriverCUDA: a driver that is named by fewer numbers than the table has is one of that release.
+func TestDriverCUDA(t *testing.T) {
+	for driver, want := range map[string]string{"580.65": "13.0", "580.65.06": "13.0", "580.65.05": "12.9", "580": "13.0", "580.20": "12.9", "570.26": "12.8", "525.60.13": "12.0"} {
+		if got := machine.DriverCUDA(compat.Default(), driver, "linux"); got != want {
+			t.Errorf("driver %s is CUDA %s, want %s", driver, got, want)
+		}
+	}
+}

@@ -10,7 +10,9 @@ import (
 
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/matrix"
 )
 
 // Audits says what is inside the wheels that enter an index. The report in the record of a build
@@ -18,34 +20,34 @@ import (
 type Audits struct {
 	Log *slog.Logger
 
-	mu      sync.Mutex
-	reports map[string]map[string]*audit.Report // by folder of wheels and SHA-256
+	mu    sync.Mutex
+	facts map[string]map[string]index.Facts // by folder of wheels and SHA-256
 }
 
 // Look is the Audit of [index.AddOptions].
-func (a *Audits) Look(ctx context.Context, path string, sum index.Digest) (arch []string, results []index.AuditResult) {
-	report := a.recorded(filepath.Dir(path), sum.String())
-	if report == nil {
-		var err error
-		if report, err = audit.Check(ctx, path, audit.Options{NoTable: true, SkipDigests: true}); err != nil {
-			// It says nothing about installing.
-			a.Log.Warn("GPU code not looked at", "file", filepath.Base(path), "error", err)
-			return nil, nil
-		}
+func (a *Audits) Look(ctx context.Context, path string, sum index.Digest) index.Facts {
+	if facts, ok := a.recorded(filepath.Dir(path), sum.String()); ok {
+		return facts
+	}
+	report, err := audit.Check(ctx, path, audit.Options{SkipDigests: true})
+	if err != nil {
+		// It says nothing about installing.
+		a.Log.Warn("GPU code not looked at", "file", filepath.Base(path), "error", err)
+		return index.Facts{}
 	}
 	return auditFacts(report)
 }
 
-// recorded returns the report of a wheel with that hash, nil if there is none. A record that cannot
-// be read is left out: the wheel is there.
-func (a *Audits) recorded(dir, sum string) *audit.Report {
+// recorded returns what the record of a wheel with that hash says. A record that cannot be read is
+// left out: the wheel is there.
+func (a *Audits) recorded(dir, sum string) (index.Facts, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.reports == nil {
-		a.reports = map[string]map[string]*audit.Report{}
+	if a.facts == nil {
+		a.facts = map[string]map[string]index.Facts{}
 	}
-	if a.reports[dir] == nil {
-		a.reports[dir] = map[string]*audit.Report{}
+	if a.facts[dir] == nil {
+		a.facts[dir] = map[string]index.Facts{}
 		for r, err := range record.All(dir) {
 			if err != nil {
 				a.Log.Warn("record of a build left out", "error", err)
@@ -53,17 +55,63 @@ func (a *Audits) recorded(dir, sum string) *audit.Report {
 			}
 			for _, f := range r.Files {
 				if r.Audit != nil && f.Name == r.Audit.File {
-					a.reports[dir][f.SHA256] = r.Audit
+					a.facts[dir][f.SHA256] = recordFacts(r)
 				}
 			}
 		}
 	}
-	return a.reports[dir][sum]
+	facts, ok := a.facts[dir][sum]
+	return facts, ok
+}
+
+// recordFacts is what an index stores of a wheel that was built and audited.
+func recordFacts(r *record.Record) index.Facts {
+	facts := auditFacts(r.Audit)
+	facts.Coordinates = rowCoordinates(&r.Recipe.Row, usesTorch(r.Audit))
+	return facts
+}
+
+// rowCoordinates is for what the wheel of a row was built. The torch of the row counts if the wheel
+// is linked with it; a package that only finds it at run time takes any.
+func rowCoordinates(row *matrix.Row, linked bool) (c index.Coordinates) {
+	if linked && row.Torch != "" {
+		c.Torch = []string{compat.Minor(row.Torch)}
+		c.Toolkit = "cpu"
+	}
+	if tag := compat.ToolkitTag(row.CUDA, row.ROCm); tag != "" {
+		c.Toolkit = tag
+	}
+	return c
+}
+
+// usesTorch reports whether a library of the wheel is linked with torch's.
+func usesTorch(r *audit.Report) bool {
+	return slices.ContainsFunc(r.Objects, func(o audit.Object) bool {
+		return slices.ContainsFunc(o.Needed, func(name string) bool {
+			name = strings.TrimPrefix(strings.ToLower(name), "lib")
+			return strings.HasPrefix(name, "torch") || strings.HasPrefix(name, "c10")
+		})
+	})
+}
+
+// window are the minor versions of torch of which every release that was tried has all names.
+func window(tried []audit.TorchVerdict) []string {
+	var list []string
+	bad := map[string]bool{}
+	for _, v := range tried {
+		public, _, _ := strings.Cut(v.Torch, "+")
+		minor := compat.Minor(public)
+		if bad[minor] = bad[minor] || !v.OK; !slices.Contains(list, minor) {
+			list = append(list, minor)
+		}
+	}
+	return slices.DeleteFunc(list, func(minor string) bool { return bad[minor] })
 }
 
 // auditFacts is what an index stores of a report: the GPU architectures that all libraries of the
 // wheel have code for, and in short what is wrong, and what was looked at and is right.
-func auditFacts(r *audit.Report) (archs []string, out []index.AuditResult) {
+func auditFacts(r *audit.Report) index.Facts {
+	var out []index.AuditResult
 	add := func(check, result, detail string) {
 		if len(out) < index.MaxAuditResults {
 			out = append(out, index.AuditResult{Check: oneLine(check), Result: result, Detail: oneLine(detail)})
@@ -103,7 +151,11 @@ func auditFacts(r *audit.Report) (archs []string, out []index.AuditResult) {
 	if archs := r.Archs(); archs != "" && clean(audit.RuleArchMissing, audit.RuleArchUnreachable, audit.RuleArchUneven, audit.RuleGPUCode, audit.RuleNothingToRunOnGPU) {
 		add("GPU code", "pass", archs)
 	}
-	return strings.Fields(r.Archs()), out
+	facts := index.Facts{Arch: strings.Fields(r.Archs()), Window: window(r.WorksWith), Audit: out}
+	if r.Platform != nil {
+		facts.Glibc = compat.Minor(r.Platform.GLIBC)
+	}
+	return facts
 }
 
 // oneLine makes a text of foreign names fit for the index.

@@ -210,7 +210,7 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 		}
 		u := Unit{Row: *row, Record: built, File: LocalFile{Name: f.Name, Size: size, SHA256: sum, Path: path}, Warnings: warnings}
 		if strings.HasSuffix(f.Name, ".whl") {
-			u.Archs = archs
+			u.Archs, u.File.Facts = archs, recordFacts(built)
 			if !opts.NoSide {
 				if u.Side, err = sideFiles(&u, &opts.Statement); err != nil {
 					return end(RowRejected, "%v", err)

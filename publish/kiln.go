@@ -3,6 +3,7 @@ package publish
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -182,7 +183,11 @@ func uploadForm(f LocalFile) (head, tail []byte, boundary string, err error) {
 		if err != nil {
 			return nil, nil, "", err
 		}
-		fields = append(fields, [2]string{"filetype", "bdist_wheel"}, [2]string{"pyversion", strings.Join(w.Python, ".")}, [2]string{"name", w.Name}, [2]string{"version", w.Version.String()})
+		facts, err := json.Marshal(f.Facts)
+		if err != nil {
+			return nil, nil, "", err
+		}
+		fields = append(fields, [2]string{index.FactsField, string(facts)}, [2]string{"filetype", "bdist_wheel"}, [2]string{"pyversion", strings.Join(w.Python, ".")}, [2]string{"name", w.Name}, [2]string{"version", w.Version.String()})
 	} else {
 		s, err := wheel.ParseSdistName(f.Name)
 		if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/sign"
+	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
 )
 
@@ -144,8 +145,9 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 		if known := catalog.Project(p); known != nil {
 			have := known.File(f.Name)
 			if have != nil && (have.SHA256.String() == f.SHA256 || f.SHA256 == "" && have.Size == f.Size && have.Base == out.Base) {
-				out.SHA256, out.Metadata, out.RequiresPython, out.Arch, out.Audit = have.SHA256, have.Metadata, have.RequiresPython, have.Arch, have.Audit
-				return out, nil
+				known := *have
+				known.Base, known.Size, known.UploadTime = out.Base, out.Size, out.UploadTime
+				return known, nil
 			}
 		}
 	}
@@ -168,7 +170,7 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 			return out, err
 		}
 		if s, _, err := ParseStatement(text, nil); err == nil {
-			out.Arch, out.Audit = statementFacts(s)
+			out.Learn(statementFacts(s))
 			said = s.Subject
 		}
 	}
@@ -213,15 +215,22 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 	return out, nil
 }
 
-// statementFacts returns what the index stores of the audit in a statement.
-func statementFacts(s *Statement) ([]string, []index.AuditResult) {
+// statementFacts returns what the index stores of the row and the audit in a statement.
+func statementFacts(s *Statement) index.Facts {
 	for _, b := range s.Predicate.RunDetails.Byproducts {
 		var report audit.Report
-		if b.Name == "audit" && json.Unmarshal(b.Content, &report) == nil {
-			return auditFacts(&report)
+		if b.Name != "audit" || json.Unmarshal(b.Content, &report) != nil {
+			continue
 		}
+		facts := auditFacts(&report)
+		var row matrix.Row
+		text, err := json.Marshal(s.Predicate.BuildDefinition.ExternalParameters["row"])
+		if err == nil && json.Unmarshal(text, &row) == nil {
+			facts.Coordinates = rowCoordinates(&row, usesTorch(&report))
+		}
+		return facts
 	}
-	return nil, nil
+	return index.Facts{}
 }
 
 // maxSmall bounds the files that are read into memory.

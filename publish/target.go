@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
@@ -130,6 +131,8 @@ type LocalFile struct {
 	// Path is where the bytes are, unless Data has them.
 	Path string `json:"-"`
 	Data []byte `json:"-"`
+	// Facts are what an index is to know of a wheel.
+	Facts index.Facts `json:"-"`
 }
 
 // open returns the bytes. They can be read again after an error, from the start.

@@ -3,6 +3,7 @@ package publish_test
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -10,7 +11,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/index/indextest"
 	"github.com/kiln-build/kiln/index/serve"
 	address "github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/publish"
@@ -105,6 +109,47 @@ func TestS3(t *testing.T) {
 				}
 			}, only...)
 		})
+	}
+}
+
+// TestKilnFacts: a wheel that is uploaded to a server brings what its build knows of it.
+func TestKilnFacts(t *testing.T) {
+	store, err := index.Open(t.TempDir(), index.StoreOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := serve.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := serve.New(t.Context(), store, serve.Options{Tokens: tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(server)
+	t.Cleanup(func() { web.Close(); server.Close() })
+	target, err := publish.NewKiln(publish.KilnOptions{URL: address.Parse(web.URL), Token: secret, Projects: []string{"demo"}, Retry: publishtest.QuickRetry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "demo-1.0-cp312-cp312-linux_x86_64.whl"
+	data := indextest.Wheel(t, name, nil)
+	facts := index.Facts{Coordinates: index.Coordinates{Toolkit: "cu130", Torch: []string{"2.11"}}, Arch: []string{"9.0"}, Glibc: "2.32", Window: []string{"2.11"}}
+	file := publish.LocalFile{Name: name, Size: int64(len(data)), SHA256: fmt.Sprintf("%x", sha256.Sum256(data)), Data: data, Facts: facts}
+	if _, err := target.Upload(t.Context(), "", file, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	f := server.Catalog().Project("demo").File(name)
+	got := index.Facts{Coordinates: f.Coordinates, Arch: f.Arch, Glibc: f.Glibc, Window: f.Window}
+	if diff := cmp.Diff(facts, got); diff != "" {
+		t.Error(diff)
+	}
+	if server.Catalog().View("cu130/torch2.11") == nil {
+		t.Error("there is no view of what the wheel was built for")
 	}
 }
 

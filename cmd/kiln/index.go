@@ -498,6 +498,8 @@ type listedFile struct {
 	YankedReason   string            `json:"yanked_reason,omitempty"`
 	Built          index.Coordinates `json:"built,omitzero"`
 	Arch           []string          `json:"arch,omitempty"`
+	Glibc          string            `json:"glibc,omitempty"`
+	Window         []string          `json:"window,omitempty"`
 }
 
 func (a *app) indexListCommand() *cobra.Command {
@@ -546,7 +548,7 @@ func (a *app) indexListCommand() *cobra.Command {
 					files = append(files, listedFile{
 						Project: p.Name, Filename: f.Filename, Version: f.Version().String(), URL: f.URL(""), SHA256: f.SHA256, Size: f.Size,
 						Hosted: f.Base == "", Metadata: f.Metadata, RequiresPython: f.RequiresPython, UploadTime: f.UploadTime,
-						Yanked: f.Yanked, YankedReason: f.YankedReason, Built: f.Built(), Arch: f.Arch,
+						Yanked: f.Yanked, YankedReason: f.YankedReason, Built: f.Built(), Arch: f.Arch, Glibc: f.Glibc, Window: f.Window,
 					})
 				}
 			}

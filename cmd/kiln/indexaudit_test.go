@@ -17,7 +17,7 @@ import (
 // of other bytes is not; a wheel without one is looked at.
 func TestIndexAudit(t *testing.T) {
 	dist, site := t.TempDir(), filepath.Join(t.TempDir(), "site")
-	const recorded, rebuilt = "demo_ext-1.0+cu128.torch2.9-cp312-cp312-linux_x86_64.whl", "demo_ext-1.1+cu128.torch2.9-cp312-cp312-linux_x86_64.whl"
+	const recorded, rebuilt = "demo_ext-1.0-cp312-cp312-linux_x86_64.whl", "demo_ext-1.1+cu128.torch2.9-cp312-cp312-linux_x86_64.whl"
 	for _, name := range []string{recorded, rebuilt} {
 		if err := writeTestWheel(filepath.Join(dist, name), ""); err != nil {
 			t.Fatal(err)
@@ -31,9 +31,10 @@ func TestIndexAudit(t *testing.T) {
 		}
 		report := &audit.Report{
 			File: name, Torch: "2.9.1+cu128", Platform: &audit.Platform{GLIBC: "2.28"},
+			WorksWith: []audit.TorchVerdict{{Torch: "2.8.0+cu128"}, {Torch: "2.9.0+cu128", OK: true}, {Torch: "2.9.1+cu128", OK: true}, {Torch: "2.10.0+cu128", OK: true}, {Torch: "2.10.1+cu128"}},
 			Objects: []audit.Object{
 				{Path: "demo_ext/a.so", Kind: "elf", GPU: []audit.GPUCode{{Target: "8.0", Kind: "sass"}, {Target: "9.0a", Kind: "sass"}, {Target: "12.0", Kind: "sass"}, {Target: "12.0", Kind: "ptx"}}},
-				{Path: "demo_ext/b.so", Kind: "elf"},
+				{Path: "demo_ext/b.so", Kind: "elf", Needed: []string{"libtorch_cpu.so", "libc.so.6"}},
 			},
 			Findings: []audit.Finding{
 				{Rule: audit.RuleRunPath, Severity: audit.Warning, File: "demo_ext/b.so", Message: "run path leads <out>\nof the wheel", Details: []string{"/opt/lib"}},
@@ -41,7 +42,7 @@ func TestIndexAudit(t *testing.T) {
 			},
 		}
 		built := record.Record{
-			Recipe: record.Recipe{Row: matrix.Row{ID: name}}, Audit: report, Files: []record.File{{Name: name, SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}},
+			Recipe: record.Recipe{Row: matrix.Row{ID: name, CUDA: "12.8.1", Torch: "2.9.1"}}, Audit: report, Files: []record.File{{Name: name, SHA256: fmt.Sprintf("%x", sha256.Sum256(data))}},
 		}
 		if err := record.Write(dist, &built); err != nil {
 			t.Fatal(err)
@@ -67,6 +68,26 @@ func TestIndexAudit(t *testing.T) {
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page of the file does not say %q", want)
+		}
+	}
+	// The row says what the name does not: view, page and choice know it.
+	if !strings.Contains(page, "glibc 2.28 or newer") || !strings.Contains(page, "<dt>torch</dt><dd>2.9</dd>") || !strings.Contains(page, "CUDA 12.8") {
+		t.Error("the page does not say for which torch, CUDA and glibc the file is")
+	}
+	if view := read("cu128", "torch2.9", "simple", "demo-ext", "index.v1_json"); !strings.Contains(view, `"_kiln":{"toolkit":"cu128","torch":["2.9"],"arch":["8.0","9.0a","12.0+PTX"],"glibc":"2.28","window":["2.9"]}`) {
+		t.Errorf("the view does not have the facts: %s", view)
+	}
+	for _, test := range []struct{ args, want string }{
+		{"--torch 2.15.0+cu128 --glibc 2.39", "was built for torch 2.9, this has 2.15.0+cu128"},
+		{"--torch 2.9.1+cu128 --glibc 2.17", "needs glibc 2.28, this has 2.17"},
+		{"--torch 2.9.1+cu128 --glibc 2.39 --driver 580.65", ""},
+	} {
+		out.Reset()
+		stderr.Reset()
+		args := append([]string{"pick", "demo-ext==1.0", "--index", site, "--no-probe", "--os", "linux", "--arch", "x86_64", "--python", "3.12"}, strings.Fields(test.args)...)
+		code := run(args, strings.NewReader(""), &out, &stderr)
+		if code == exitDone != (test.want == "") || !strings.Contains(stderr.String(), test.want) {
+			t.Errorf("pick %s: exit code %d: %s, want %q", test.args, code, stderr.String(), test.want)
 		}
 	}
 	if strings.Contains(page, "debug information") {

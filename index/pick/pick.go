@@ -118,8 +118,9 @@ func (p *Result) Best() *Choice {
 
 // Rank ranks the files of a project for a machine. It looks at nothing but its arguments.
 //
-// A file fits if its tags and Requires-Python accept the interpreter and system; if it was built
-// for the minor version of the installed torch and its C++ ABI; for the CUDA major that
+// A file fits if its tags and Requires-Python accept the interpreter and system, and the system has
+// the glibc that its libraries ask for; if it was built for the minor version of the installed
+// torch, or, where that is not known, uses no names that this torch lacks; for its C++ ABI; for the CUDA major that
 // this torch has, or else one the driver runs; and if it has code for every GPU, or PTX that the
 // driver can compile. Among those that fit the newest version wins, then the CUDA minor of
 // the installed torch, else what the driver runs in full, then the newest torch, the newest CUDA,
@@ -319,6 +320,7 @@ func (j *judge) judge(f *index.File) Choice {
 			miss("requires-python", "needs Python %s, this is %s", f.RequiresPython, j.m.Python)
 		}
 	}
+	j.judgeLibc(&c, f, miss)
 	j.judgeTorch(&c, f, miss)
 	j.judgeToolkit(&c, f, miss)
 	return c
@@ -471,8 +473,48 @@ func osName(family string) string {
 	return family
 }
 
+// judgeLibc compares the glibc that the wheel asks for with that of the machine, whatever the tag
+// promises.
+func (j *judge) judgeLibc(c *Choice, f *index.File, miss func(string, string, ...any)) {
+	need, ok := parseVersion(f.Glibc)
+	if !ok || f.Glibc == "" || j.in.Platform.OS != "linux" || slices.ContainsFunc(c.Misses, func(r Reason) bool { return r.Kind == "libc" || r.Kind == "os" }) {
+		return
+	}
+	have, known := parseVersion(j.m.Glibc)
+	switch {
+	case j.m.Glibc != "" && known && need.Compare(have) > 0:
+		miss("libc", "needs glibc %s, this has %s", need, have)
+	case j.m.Glibc == "" && j.m.Musl != "":
+		miss("libc", "needs glibc %s, this has musl", need)
+	}
+}
+
+// judgeWindow is judgeTorch for a file of which it is not known what torch it was built for, but
+// in which ones its names are.
+func (j *judge) judgeWindow(c *Choice, window []string, miss func(string, string, ...any)) {
+	switch {
+	case len(window) == 0:
+	case j.torchMinor == "":
+		c.Notes = append(c.Notes, "it uses torch: the names it needs are in "+versionRange(window))
+	case !slices.Contains(window, j.torchMinor):
+		miss("torch", "uses names of torch that were found in %s, this has %s", versionRange(window), j.m.Torch)
+	default:
+		c.Notes = append(c.Notes, "the torch it was built for is not known; the names it needs are in "+versionRange(window))
+	}
+}
+
+// versionRange names the first and last of some minor versions.
+func versionRange(list []string) string {
+	list = slices.SortedFunc(slices.Values(list), compareMinor)
+	if len(list) == 1 {
+		return "torch " + list[0]
+	}
+	return "torch " + list[0] + " to " + list[len(list)-1]
+}
+
 func (j *judge) judgeTorch(c *Choice, f *index.File, miss func(string, string, ...any)) {
 	if len(c.Built.Torch) == 0 {
+		j.judgeWindow(c, f.Window, miss)
 		return
 	}
 	newest := slices.MaxFunc(c.Built.Torch, func(a, b string) int { return compareMinor(a, b) })
@@ -485,7 +527,11 @@ func (j *judge) judgeTorch(c *Choice, f *index.File, miss func(string, string, .
 		return
 	}
 	if !slices.Contains(c.Built.Torch, j.torchMinor) {
-		miss("torch", "was built for torch %s, this has %s", strings.Join(c.Built.Torch, ", "), j.m.Torch)
+		more := ""
+		if slices.Contains(f.Window, j.torchMinor) {
+			more = "; the names it needs are in " + versionRange(f.Window) + ", so it may load, but it was not built for that"
+		}
+		miss("torch", "was built for torch %s, this has %s%s", strings.Join(c.Built.Torch, ", "), j.m.Torch, more)
 		c.torch = -distance(newest, j.torchMinor)
 		return
 	}

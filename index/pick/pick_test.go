@@ -27,6 +27,15 @@ func pickFile(name string, change ...func(*index.File)) *index.File {
 
 func archs(list ...string) func(*index.File) { return func(f *index.File) { f.Arch = list } }
 
+func built(toolkit string, torch ...string) func(*index.File) {
+	return func(f *index.File) { f.Coordinates = index.Coordinates{Toolkit: toolkit, Torch: torch} }
+}
+
+// needs sets what an audit found: the glibc, and the torch versions that have all names.
+func needs(glibc string, window ...string) func(*index.File) {
+	return func(f *index.File) { f.Glibc, f.Window = glibc, window }
+}
+
 // flashFiles are the builds of a package for many machines.
 func flashFiles() []*index.File {
 	var files []*index.File
@@ -113,6 +122,33 @@ func TestPick(t *testing.T) {
 				m.Torch, m.TorchCUDA, m.TorchROCm, m.NoDriver, m.DriverCUDA, m.GPUs = "2.9.0+rocm6.4", "", "6.4", true, "", nil
 			}),
 			best: "fa-2.8.3+rocm6.4.torch2.9-cp312-cp312-manylinux_2_28_x86_64.whl",
+		},
+		"a row's torch and glibc, in no name": {
+			machine: on(func(m *pick.Target) {
+				m.Torch, m.TorchCUDA, m.Glibc, m.DriverCUDA = "2.15.0+cu130", "13.0", "2.28", "13.0"
+			}),
+			files: []*index.File{pickFile("fa-2.1.2-cp312-cp312-linux_x86_64.whl", built("cu130", "2.11"), needs("2.32"))}, near: "needs glibc 2.32, this has 2.28",
+		},
+		"a row's torch, in no name": {
+			machine: on(func(m *pick.Target) { m.Torch, m.TorchCUDA, m.DriverCUDA = "2.15.0+cu130", "13.0", "13.0" }),
+			files:   []*index.File{pickFile("fa-2.1.2-cp312-cp312-linux_x86_64.whl", built("cu130", "2.11"), needs("2.32", "2.11", "2.15"))},
+			near:    "was built for torch 2.11, this has 2.15.0+cu130; the names it needs are in torch 2.11 to 2.15",
+		},
+		"glibc beyond the tag": {
+			machine: on(func(m *pick.Target) { m.Glibc = "2.28" }),
+			files:   []*index.File{pickFile("fa-1-cp312-cp312-manylinux_2_28_x86_64.whl", needs("2.32"))}, near: "needs glibc 2.32, this has 2.28",
+		},
+		"glibc on musl": {
+			machine: on(func(m *pick.Target) { m.Glibc, m.Musl = "", "1.2" }),
+			files:   []*index.File{pickFile("fa-1-cp312-cp312-linux_x86_64.whl", needs("2.32"))}, near: "needs glibc 2.32, this has musl",
+		},
+		"names that this torch lacks": {
+			machine: workstation, files: []*index.File{pickFile("fa-1+cu128-cp312-cp312-linux_x86_64.whl", needs("", "2.7", "2.8"))},
+			near: "uses names of torch that were found in torch 2.7 to 2.8, this has 2.9.0+cu128",
+		},
+		"names that this torch has": {
+			machine: workstation, files: []*index.File{pickFile("fa-1+cu128-cp312-cp312-linux_x86_64.whl", needs("2.17", "2.8", "2.9"))},
+			best: "fa-1+cu128-cp312-cp312-linux_x86_64.whl", note: "the torch it was built for is not known; the names it needs are in torch 2.8 to 2.9",
 		},
 		"Python without a build":  {machine: on(func(m *pick.Target) { m.Python = "3.11.2" }), near: "is for Python 3.12, this is 3.11"},
 		"free-threaded":           {machine: on(func(m *pick.Target) { m.Python, m.FreeThreaded = "3.13", true }), near: "this is 3.13 free-threaded"},

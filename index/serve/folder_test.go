@@ -159,10 +159,10 @@ func TestFolderWhileReading(t *testing.T) {
 	dir := t.TempDir()
 	putWheel(t, dir, "tiny-1.0-py3-none-any.whl", nil)
 	reading, goOn := make(chan struct{}), make(chan struct{})
-	folder, err := index.OpenFolder(dir, index.AddOptions{Audit: func(context.Context, string, index.Digest) ([]string, []index.AuditResult) {
+	folder, err := index.OpenFolder(dir, index.AddOptions{Audit: func(context.Context, string, index.Digest) index.Facts {
 		close(reading)
 		<-goOn
-		return nil, nil
+		return index.Facts{}
 	}}, nil)
 	if err != nil {
 		t.Fatal(err)

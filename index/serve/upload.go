@@ -319,6 +319,7 @@ type uploadForm struct {
 	path     string // of the received file
 	size     int64
 	sha256   index.Digest
+	facts    index.Facts       // what the client says of a wheel
 	digests  map[string]string // by the name of the field, computed while receiving
 }
 
@@ -341,7 +342,7 @@ var digestFields = map[string]func() hash.Hash{
 // the file itself.
 var keptFields = []string{
 	":action", "protocol_version", "filetype", "pyversion", "metadata_version", "name", "version",
-	"sha256_digest", "md5_digest", "blake2_256_digest",
+	"sha256_digest", "md5_digest", "blake2_256_digest", index.FactsField,
 }
 
 // read takes in the form. The fields may come in any order, also after the file.
@@ -599,7 +600,7 @@ func (f *uploadForm) publish() (index.Change, error) {
 	// The client cannot take it back by going away now.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), maxCheckTime)
 	defer cancel()
-	changes, problems, err := f.u.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true}}, index.AddOptions{Limits: uploadLimits})
+	changes, problems, err := f.u.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true, Facts: f.facts}}, index.AddOptions{Limits: uploadLimits})
 	end()
 	if err != nil {
 		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
@@ -673,6 +674,11 @@ func (f *uploadForm) check() error {
 	}
 	if v, err := wheel.ParseVersion(f.fields["version"]); err != nil || v.String() != f.version.String() {
 		return bad("version is %.100q, but the file is of %s", f.fields["version"], f.version)
+	}
+	if text := f.fields[index.FactsField]; text != "" {
+		if err := json.Unmarshal([]byte(text), &f.facts); err != nil {
+			return bad("%s cannot be read: %v", index.FactsField, err)
+		}
 	}
 	return f.checkDigests()
 }

@@ -485,6 +485,7 @@ type filePage struct {
 	Built         string
 	Toolkit       string
 	TorchVersions []string
+	Window        string
 	Pythons       []string
 	Platforms     []platformDetail
 	BuildTag      string
@@ -513,7 +514,7 @@ func (p *pages) file(base string, project *index.Project, f *index.File) ([]byte
 	builds := buildsOf(f)
 	data.Built = builtName(builds[0].toolkit, builds[0].torch)
 	built := f.Built()
-	data.Toolkit, data.TorchVersions = index.ToolkitName(built.Toolkit), built.Torch
+	data.Toolkit, data.TorchVersions, data.Window = index.ToolkitName(built.Toolkit), built.Torch, strings.Join(f.Window, ", ")
 	if w, ok := f.Wheel(); ok {
 		data.Kind = "wheel"
 		data.BuildTag = w.Build.String()

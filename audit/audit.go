@@ -37,6 +37,10 @@ type Options struct {
 	// NoTable leaves out Report.WorksWith, which reads every builtin snapshot.
 	NoTable bool
 
+	// Places looks in debug information for the lines that call functions of torch, for
+	// [TorchABI.Advice].
+	Places bool
+
 	// Archs is the list of CUDA targets the wheel is to have code for; empty: not compared.
 	Archs compat.ArchList
 	// Gfx is the list of AMD targets, likewise.
@@ -121,6 +125,7 @@ type object struct {
 	exports   []string    // sorted
 	gpu       gpuCode
 	imports   []string // of a PE file, as dll:name
+	places    map[string][]string
 }
 
 func (o *object) has(symbol string) bool {
@@ -219,7 +224,7 @@ func (c *checker) single(r io.ReaderAt, size int64, name string) error {
 		c.find(RuleObject, "", "neither a wheel nor a native library")
 		return nil
 	}
-	o, problem := readObject(r, size, name, kind)
+	o, problem := c.readObject(r, size, name, kind)
 	if problem != nil {
 		c.find(RuleObject, name, "%v", problem)
 	}
@@ -317,7 +322,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 				large.Lock()
 				defer large.Unlock()
 			}
-			results[i].object, results[i].problem = readObject(member, member.size, m.Name, kind)
+			results[i].object, results[i].problem = c.readObject(member, member.size, m.Name, kind)
 			return nil
 		})
 	}
@@ -353,7 +358,7 @@ func peek(r io.Reader) (io.Reader, bool, error) {
 }
 
 // readObject looks into a native file. Both results may be set.
-func readObject(r io.ReaderAt, size int64, name, kind string) (*object, error) {
+func (c *checker) readObject(r io.ReaderAt, size int64, name, kind string) (*object, error) {
 	o := &object{Object: Object{Path: name, Kind: kind, Size: size}}
 	var problem error
 	switch kind {
@@ -364,6 +369,9 @@ func readObject(r io.ReaderAt, size int64, name, kind string) (*object, error) {
 		if ok, problem = o.readPE(r, size); !ok {
 			return nil, nil // text that begins with MZ
 		}
+	}
+	if c.opts.Places && kind == "elf" && problem == nil {
+		o.places = callSites(r, torchSymbol)
 	}
 	gpu, err := readGPU(r, size)
 	if problem != nil {

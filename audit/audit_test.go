@@ -765,7 +765,7 @@ func FuzzObject(f *testing.F) {
 	}
 	fuzzcorpus.Add(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := audit.CheckReader(t.Context(), bytes.NewReader(data), int64(len(data)), "lib.so", audit.Options{NoTable: true})
+		r, err := audit.CheckReader(t.Context(), bytes.NewReader(data), int64(len(data)), "lib.so", audit.Options{NoTable: true, Places: true})
 		if err != nil {
 			t.Skip(err)
 		}

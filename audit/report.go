@@ -24,6 +24,8 @@ type Report struct {
 	// WorksWith has a line for every torch that was tried; empty if the wheel does not use
 	// torch.
 	WorksWith []TorchVerdict `json:"works_with,omitempty"`
+	// TorchABI is the conclusion; nil where it was not asked for or cannot be told.
+	TorchABI *TorchABI `json:"torch_abi,omitempty"`
 	// Objects are the native files, in the order of the archive.
 	Objects []Object `json:"objects"`
 }
@@ -103,6 +105,15 @@ type TorchVerdict struct {
 	Reason string `json:"reason,omitempty"`
 	// Missing counts libraries and symbols.
 	Missing int `json:"missing,omitempty"`
+	// File, Symbol and Name are the first symbol that is missing: where it is used, as the linker
+	// has it, and as people write it; "" if something else is missing first.
+	File   string `json:"file,omitempty"`
+	Symbol string `json:"symbol,omitempty"`
+	Name   string `json:"name,omitempty"`
+	// Has are the releases that have the symbol, and Removed is the one from which on it is
+	// missing, if an older one has it.
+	Has     string `json:"has,omitempty"`
+	Removed string `json:"removed,omitempty"`
 }
 
 // Worst is the highest severity of the findings, Off if there are none.

@@ -17,7 +17,7 @@ var torchName = regexp.MustCompile(`^_Z(?:T[VTIS]|GV|T[hv][n0-9_]+)?N?[VKRO]*(?:
 
 // torchSymbol says whether a symbol can come from torch only.
 func torchSymbol(name string) bool {
-	return torchName.MatchString(name) || strings.HasPrefix(name, "THP") || strings.HasPrefix(name, "aoti_torch_")
+	return torchName.MatchString(name) || strings.HasPrefix(name, "THP") || stableTorchName(name)
 }
 
 // torchHome is the library that has had symbols like this one in every torch so far.
@@ -239,8 +239,13 @@ func (c *checker) checkTorch() {
 		c.reportABI(o)
 		lookups = append(lookups, c.reportSymbols(o, s)...)
 	}
-	own := c.filename.Name == "torch"
-	if !usesTorch && len(lookups) == 0 || own || c.opts.NoTable {
+	if c.filename.Name == "torch" || c.opts.NoTable {
+		return
+	}
+	if !usesTorch && len(lookups) == 0 {
+		if !slices.ContainsFunc(c.objects, func(o *object) bool { return o.Kind == "pe" }) {
+			c.report.TorchABI = c.torchABI(list, nil)
+		}
 		return
 	}
 	platform := "linux_" + list[0].Machine
@@ -265,16 +270,20 @@ func (c *checker) checkTorch() {
 	}
 	slices.Sort(wanted)
 	tried := false
-	for _, torch := range builtinTorches(platform, slices.Compact(wanted)) {
+	torches := builtinTorches(platform, slices.Compact(wanted))
+	for i, torch := range torches {
 		if c.torch != nil && torch.Version == c.torch.Version {
 			tried = true
-			torch = c.torch
+			torch, torches[i] = c.torch, c.torch
 		}
 		try(torch)
 	}
+	c.report.TorchABI = c.torchABI(list, torches)
 	if c.torch != nil && !tried {
+		torches = append(torches, c.torch)
 		try(c.torch)
 	}
+	c.explain(torches)
 	for i := range lookups {
 		if lookups[i].finding < 0 {
 			continue
@@ -330,7 +339,7 @@ func (c *checker) verdict(list []*object, torch *Snapshot) TorchVerdict {
 			fail(len(s.missing), "no %s", s.missing[0])
 		}
 		if differs(o.CXXABI, torch) {
-			fail(1, "C++ ABI: torch has the %s", abiName(*torch.CXX11ABI))
+			fail(1, "has the %s C++ ABI", strings.TrimSuffix(abiName(*torch.CXX11ABI), " one"))
 		}
 		var symbols []string
 		for _, name := range c.unresolved(o, s) {
@@ -339,6 +348,9 @@ func (c *checker) verdict(list []*object, torch *Snapshot) TorchVerdict {
 			}
 		}
 		if len(symbols) > 0 {
+			if v.Missing == 0 {
+				v.File, v.Symbol = o.Path, symbols[0]
+			}
 			fail(len(symbols), "no %s", shortName(symbols[0]))
 		}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -21,7 +22,9 @@ import (
 type auditFlags struct {
 	torch, arch, gfx, python, platform string
 	modules, severity                  []string
+	explain                            string
 	quick, noTable, asJSON, verbose    bool
+	stable                             bool
 }
 
 func (a *app) auditCommand() *cobra.Command {
@@ -37,7 +40,9 @@ imported or run; no GPU and no torch is needed.
 The rules, with causes and fixes, are in docs/audit.md; --severity changes how much one weighs.`,
 		Example: `  kiln audit dist/*.whl
   kiln audit my_ext-1.0+cu124.torch2.6.0-cp312-cp312-linux_x86_64.whl --torch 2.6.0 --arch "8.0 9.0+PTX"
-  kiln audit my_ext.whl --torch path/to/torch.whl --severity arch-extra=error --json`,
+  kiln audit my_ext.whl --torch path/to/torch.whl --severity arch-extra=error --json
+  kiln audit my_ext.whl --explain torch=2.13
+  kiln audit my_ext.whl --stable`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.audit(cmd, args, &f) },
 	}
@@ -51,6 +56,11 @@ The rules, with causes and fixes, are in docs/audit.md; --severity changes how m
 	flags.StringSliceVar(&f.severity, "severity", nil, "weigh a rule differently: `rule=off`, note, warning or error; may be repeated")
 	flags.BoolVar(&f.quick, "no-digests", false, "do not compare contents with RECORD, and leave all but native files unread")
 	flags.BoolVar(&f.noTable, "no-table", false, "do not try every torch on record")
+	flags.StringVar(&f.explain, "explain", "", "say only why wheels load with this torch or not: `torch=2.13`")
+	flags.BoolVar(&f.stable, "stable", false, "list what keeps wheels off libtorch's stable ABI, where it is used, and what replaces it")
+	cmd.MarkFlagsMutuallyExclusive("explain", "stable")
+	cmd.MarkFlagsMutuallyExclusive("explain", "no-table")
+	cmd.MarkFlagsMutuallyExclusive("stable", "no-table")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "show notes, causes, and every native file")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	complete(cmd, "torch", audit.Builtins()...)
@@ -59,7 +69,7 @@ The rules, with causes and fixes, are in docs/audit.md; --severity changes how m
 }
 
 func (f *auditFlags) options(cmd *cobra.Command) (audit.Options, error) {
-	opts := audit.Options{Python: f.python, Platform: f.platform, Modules: f.modules, SkipDigests: f.quick, NoTable: f.noTable}
+	opts := audit.Options{Python: f.python, Platform: f.platform, Modules: f.modules, SkipDigests: f.quick, NoTable: f.noTable, Places: f.stable}
 	var err error
 	if opts.Archs, err = compat.ParseArchList(f.arch); err != nil {
 		return opts, fmt.Errorf("--arch: %w", err)
@@ -86,6 +96,10 @@ func (a *app) audit(cmd *cobra.Command, files []string, f *auditFlags) error {
 	if err != nil {
 		return err
 	}
+	explain, ok := strings.CutPrefix(f.explain, "torch=")
+	if f.explain != "" && (!ok || explain == "") {
+		return fmt.Errorf("--explain %q: want torch=VERSION, such as torch=2.13", f.explain)
+	}
 	var reports []*audit.Report
 	failed := 0
 	for _, file := range files {
@@ -93,14 +107,27 @@ func (a *app) audit(cmd *cobra.Command, files []string, f *auditFlags) error {
 		if err != nil {
 			return err
 		}
-		if r.Worst() == audit.Error {
+		bad := r.Worst() == audit.Error
+		if explain != "" {
+			v := r.VerdictOf(explain)
+			bad = v != nil && !v.OK
+		}
+		if bad && !f.stable {
 			failed++
 		}
 		if f.asJSON {
 			reports = append(reports, r)
 			continue
 		}
-		if err := a.printAudit(r, f.verbose); err != nil {
+		switch {
+		case explain != "":
+			err = a.explainTorch(r, explain)
+		case f.stable:
+			err = a.printStable(r)
+		default:
+			err = a.printAudit(r, f.verbose)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -108,6 +135,9 @@ func (a *app) audit(cmd *cobra.Command, files []string, f *auditFlags) error {
 		if err := a.printJSON(map[string]any{"wheels": reports}); err != nil {
 			return err
 		}
+	}
+	if failed > 0 && explain != "" {
+		return rowsFailedError{fmt.Errorf("%s of %d do not load with torch %s", units.Count(failed, "file"), len(files), explain)}
 	}
 	if failed > 0 {
 		return rowsFailedError{fmt.Errorf("%s of %d have errors", units.Count(failed, "file"), len(files))}
@@ -149,6 +179,70 @@ func (a *app) printAudit(r *audit.Report, verbose bool) error {
 	}
 	if verbose {
 		return a.printObjects(r)
+	}
+	return nil
+}
+
+// printStable lists what keeps a wheel off the stable ABI.
+func (a *app) printStable(r *audit.Report) error {
+	abi := r.TorchABI
+	switch {
+	case abi == nil:
+		fmt.Fprintf(a.stdout, "%s  nothing is known about its use of torch\n", r.File)
+		return nil
+	case len(abi.Unstable) == 0:
+		fmt.Fprintf(a.stdout, "%s  torch %s: nothing keeps it off the stable ABI\n", r.File, abi.Summary)
+		return nil
+	}
+	fmt.Fprintf(a.stdout, "%s  %s of torch outside the stable ABI\n\n", r.File, units.Count(len(abi.Unstable), "name"))
+	t := ui.NewTable("NAME", "CALLED AT", "IN ITS PLACE")
+	places := 0
+	for _, advice := range abi.Advice() {
+		places += len(advice.Places)
+		t.Add(advice.Name, strings.Join(advice.Places, " "), cmp.Or(advice.Use, "-"))
+	}
+	if err := t.Write(a.stdout, a.out); err != nil {
+		return err
+	}
+	if places == 0 {
+		fmt.Fprintln(a.stdout, "\nno debug information: built with -g -O2, the wheel tells where they are called")
+	}
+	return nil
+}
+
+// explainTorch says why a wheel loads with a torch or not.
+func (a *app) explainTorch(r *audit.Report, version string) error {
+	if r.TorchABI != nil && r.TorchABI.Kind == audit.TorchAny {
+		fmt.Fprintf(a.stdout, "%s  loads with any torch: it uses nothing of torch's libraries\n", r.File)
+		return nil
+	}
+	v := r.VerdictOf(version)
+	if v == nil {
+		var known []string
+		for _, v := range r.WorksWith {
+			known = append(known, v.Torch)
+		}
+		return fmt.Errorf("torch %s is not on record; there are %s. `kiln audit snapshot` records one, --torch compares with it", version, joinOr(known, "none for this platform"))
+	}
+	if v.OK {
+		fmt.Fprintf(a.stdout, "%s  loads with torch %s: it has all names that are asked for\n", r.File, v.Torch)
+		return nil
+	}
+	fmt.Fprintf(a.stdout, "%s  does not load with torch %s, which %s\n", r.File, v.Torch, strings.Replace(v.Reason, "no ", "lacks ", 1))
+	if v.Symbol == "" {
+		return nil
+	}
+	fmt.Fprintf(a.stdout, "  %-9s %s\n  %-9s %s\n", "name", v.Name, "used by", v.File)
+	history := "no torch on record has it"
+	switch {
+	case v.Removed != "":
+		history = fmt.Sprintf("torch %s has it; %s removed it", v.Has, v.Removed)
+	case v.Has != "":
+		history = fmt.Sprintf("torch %s has it", v.Has)
+	}
+	fmt.Fprintf(a.stdout, "  %-9s %s\n", "history", history)
+	if v.Missing > 1 {
+		fmt.Fprintf(a.stdout, "  %-9s %s\n", "besides", units.Count(v.Missing-1, "other name")+" or libraries")
 	}
 	return nil
 }
@@ -212,14 +306,8 @@ func auditFacts(r *audit.Report) [][2]string {
 	if archs := r.Archs(); archs != "" {
 		add("GPUs", "%s", archs)
 	}
-	if len(r.WorksWith) > 0 {
-		var ok []string
-		for _, v := range r.WorksWith {
-			if v.OK {
-				ok = append(ok, v.Torch)
-			}
-		}
-		add("torch", "works with %s (of %d on record)", joinOr(ok, "none"), len(r.WorksWith))
+	if r.TorchABI != nil {
+		add("torch", "%s", r.TorchABI.Summary)
 	}
 	return out
 }

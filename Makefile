@@ -248,6 +248,15 @@ e2e-toolchain: deps
 	dev/e2e/images.sh ci bookworm-cuda118 trixie-cuda124 trixie-torch26
 	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EToolchain$$)' -v -count=1 -timeout 2h
 
+## e2e-first-hour: kiln from a release, as a wheel and as a program, on a bare Debian with and without Python; then the whole tutorial
+.PHONY: e2e-first-hour
+e2e-first-hour: export KILN_E2E := first-hour
+e2e-first-hour: deps
+	@dev/e2e/images.sh ci bookworm-cc
+	@dev/e2e/stock-images.sh pythons
+	$(MAKE) --no-print-directory dist ONLY=linux/amd64
+	$(GO) test ./dev/e2e -run '^TestE2EFirstHour' -v -count=1 -timeout 1h
+
 ## e2e-wine: the Windows binary of kiln doctor under Wine, with made-up installations of Visual Studio and CUDA
 .PHONY: e2e-wine
 e2e-wine: export KILN_E2E := wine
@@ -284,11 +293,12 @@ e2e-jit-rocm: deps
 	dev/e2e/images.sh trixie-torch26 trixie-hip trixie-hip-runtime ci
 	$(GO) test ./dev/e2e -run '^TestE2E((JIT|Workflow)ROCm|ROCmRow)$$' -v -count=1 -timeout 1h
 
-## e2e-index: all clients of the index, 100 uploads and publishes with kills (RUN=TestX to limit)
+## e2e-index: all clients of the index, public and private, 100 uploads and publishes with kills (RUN=TestX to limit)
 .PHONY: e2e-index
 e2e-index: export KILN_E2E := index
 e2e-index: deps
 	$(GO) test ./index/... $(if $(RUN),-run '$(RUN)') -v -count=1 -timeout 60m
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EPrivate$$)' -v -count=1 -timeout 20m
 
 ## e2e-publish: publish to a real S3 server and a GitHub server with faults and kills, 200 times (RUN=TestX, KILN_PUBLISHES=200)
 .PHONY: e2e-publish

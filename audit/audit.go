@@ -516,7 +516,9 @@ func (c *checker) checkLayout() {
 	anywhere := slices.Contains(c.filename.Platform, "any")
 	if len(native) == 0 {
 		unread := slices.ContainsFunc(c.objects, func(o *object) bool { return o.Kind == "elf" })
-		if !anywhere && !unread {
+		// Code for macOS is not read.
+		mac := slices.ContainsFunc(c.filename.Platform, func(tag string) bool { return strings.HasPrefix(tag, "macosx_") })
+		if !anywhere && !unread && !mac {
 			c.find(RuleNoNative, "", "tagged %s, but without native code", strings.Join(c.filename.Platform, "."))
 		}
 		return

@@ -235,6 +235,7 @@ func TestFindings(t *testing.T) {
 			want: []string{"warning tag", "warning purelib"},
 		},
 		{name: "nothing native", files: map[string][]byte{"demo/__init__.py": []byte("pass\n")}, want: []string{"warning no-native-code"}},
+		{name: "code that is not read", wheel: "demo-1.0-py3-none-macosx_12_0_arm64.whl", files: map[string][]byte{"demo/_ext.so": []byte("\xcf\xfa\xed\xfe")}},
 		{
 			name: "module and GPU code expected", opts: audit.Options{Modules: []string{"_ext", "_cuda"}, Archs: archs(t, "8.0")},
 			files: map[string][]byte{moduleFile: module(elfMaker{})},

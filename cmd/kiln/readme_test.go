@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // TestReadme runs every `$ bin/kiln …` line of the README's console blocks and compares
@@ -33,7 +35,7 @@ func TestReadme(t *testing.T) {
 			t.Run(command, func(t *testing.T) {
 				var out bytes.Buffer
 				run(shellWords(command), nil, &out, &out)
-				if got := strings.TrimRight(out.String(), "\n"); !shows(strings.TrimRight(want, "\n"), got) {
+				if got := strings.TrimRight(out.String(), "\n"); !kilntest.Shows(strings.TrimRight(want, "\n"), got) {
 					t.Errorf("README shows:\n%s\nkiln prints:\n%s", want, got)
 				}
 			})
@@ -42,15 +44,6 @@ func TestReadme(t *testing.T) {
 	if ran < 3 {
 		t.Errorf("ran %d examples of the README, want at least 3", ran)
 	}
-}
-
-// shows reports whether got is what a page shows.
-func shows(want, got string) bool {
-	pattern := "\n" + regexp.QuoteMeta(want)
-	pattern = strings.ReplaceAll(pattern, "\n…\n", "(?:\n.*)*\n")
-	pattern = strings.ReplaceAll(pattern, "\n…", "(?:\n.*)*")
-	pattern = strings.ReplaceAll(pattern, "…", ".*")
-	return regexp.MustCompile(`\A` + pattern + `\z`).MatchString("\n" + got)
 }
 
 // shellWords splits a command line of the README, where double quotes keep blanks.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"debug/buildinfo"
 	"encoding/json"
 	"io"
 	"os"
@@ -9,9 +10,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/internal/sign"
@@ -140,6 +144,32 @@ func execute(t *testing.T, dir string, argv ...string) (string, error) {
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// TestLinked: a module that only one system needs is in the bill of materials, others are there once.
+func TestLinked(t *testing.T) {
+	info := func(modules ...string) *buildinfo.BuildInfo {
+		b := &buildinfo.BuildInfo{GoVersion: "go1.26"}
+		for _, m := range modules {
+			b.Deps = append(b.Deps, &debug.Module{Path: m, Version: "v1.0.0"})
+		}
+		return b
+	}
+	_, refs := linked([]*buildinfo.BuildInfo{info("a", "b"), info("a", "windows"), info("b")})
+	want := []string{"pkg:golang/std@go1.26", "pkg:golang/a@v1.0.0", "pkg:golang/b@v1.0.0", "pkg:golang/windows@v1.0.0"}
+	if diff := cmp.Diff(want, refs); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestWithAddresses: links of the README lead somewhere from the page of an index too.
+func TestWithAddresses(t *testing.T) {
+	const there = "https://github.com/kiln-build/kiln/"
+	got := string(withAddresses([]byte("[a](docs/a.md) [b](docs/b.md#c) ![p](docs/p.svg) [w](https://example.org/x) [h](#here)")))
+	want := "[a](" + there + "blob/main/docs/a.md) [b](" + there + "blob/main/docs/b.md#c) ![p](" + there + "raw/main/docs/p.svg) [w](https://example.org/x) [h](#here)"
+	if got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
 }
 
 // TestManPages: texts that would be requests of roff are not.

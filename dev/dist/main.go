@@ -46,6 +46,7 @@ type config struct {
 	only              *regexp.Regexp
 	modified          time.Time // of everything in archives
 	commit            string
+	changed           bool // the checkout has changes that are in no commit
 }
 
 func main() {
@@ -77,7 +78,8 @@ func run(ctx context.Context, out io.Writer, c config) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	var native, first string
+	var native string
+	var binaries []string
 	for _, t := range targets {
 		if !c.only.MatchString(t.os + "/" + t.arch) {
 			continue
@@ -89,12 +91,12 @@ func run(ctx context.Context, out io.Writer, c config) error {
 		if t.os == runtime.GOOS && t.arch == runtime.GOARCH {
 			native = binary
 		}
-		first = binary
+		binaries = append(binaries, binary)
 		if err := c.writeWheel(dir, t, binary); err != nil {
 			return err
 		}
 	}
-	if first == "" {
+	if len(binaries) == 0 {
 		return fmt.Errorf("-only %s matches no target", c.only)
 	}
 	if native != "" { // it describes itself
@@ -104,7 +106,7 @@ func run(ctx context.Context, out io.Writer, c config) error {
 	} else {
 		fmt.Fprintf(out, "no man pages and completions: kiln for %s/%s was not built\n", runtime.GOOS, runtime.GOARCH)
 	}
-	if err := c.writeSBOM(dir, first); err != nil {
+	if err := c.writeSBOM(dir, binaries); err != nil {
 		return err
 	}
 	subjects, err := writeSums(dir)
@@ -119,6 +121,9 @@ func run(ctx context.Context, out io.Writer, c config) error {
 	}
 	for _, s := range subjects {
 		fmt.Fprintln(out, s.Digest["sha256"], "", s.Name)
+	}
+	if c.changed {
+		fmt.Fprintf(out, "the checkout has changes: this is not a release of %s\n", c.commit)
 	}
 	return nil
 }
@@ -145,6 +150,11 @@ func (c *config) complete(ctx context.Context) error {
 		return err
 	}
 	c.commit, c.modified = commit, c.modified.UTC()
+	changes, err := exec.CommandContext(ctx, "git", "status", "--porcelain").Output()
+	if err != nil {
+		return fmt.Errorf("git status: %w", err)
+	}
+	c.changed = len(changes) > 0
 	return nil
 }
 
@@ -206,21 +216,39 @@ func (c *config) writeManuals(ctx context.Context, dir, binary string) error {
 	return os.WriteFile(filepath.Join(dir, "kiln-"+c.version+"-share.tar.gz"), packed.Bytes(), 0o644)
 }
 
-// writeSBOM writes what is linked into the binaries, in CycloneDX, as the linker recorded it.
-func (c *config) writeSBOM(dir, binary string) error {
-	info, err := buildinfo.ReadFile(binary)
-	if err != nil {
-		return err
+// component is a part of a bill of materials in CycloneDX.
+type component map[string]any
+
+// linked returns what is linked into any of the binaries, each once.
+func linked(binaries []*buildinfo.BuildInfo) (components []component, refs []string) {
+	add := func(name, version string) {
+		ref := "pkg:golang/" + name + "@" + version
+		if !slices.Contains(refs, ref) {
+			refs = append(refs, ref)
+			components = append(components, component{"type": "library", "bom-ref": ref, "name": name, "version": version, "purl": ref})
+		}
 	}
-	type component map[string]any
+	for _, info := range binaries {
+		add("std", info.GoVersion)
+		for _, d := range info.Deps {
+			add(d.Path, d.Version)
+		}
+	}
+	return components, refs
+}
+
+// writeSBOM writes what is linked into the binaries, as the linker recorded it.
+func (c *config) writeSBOM(dir string, binaries []string) error {
+	var infos []*buildinfo.BuildInfo
+	for _, binary := range binaries {
+		info, err := buildinfo.ReadFile(binary)
+		if err != nil {
+			return err
+		}
+		infos = append(infos, info)
+	}
+	components, refs := linked(infos)
 	self := "pkg:golang/github.com/kiln-build/kiln@" + c.version
-	components := []component{{"type": "library", "bom-ref": "pkg:golang/std@" + info.GoVersion, "name": "std", "version": info.GoVersion, "purl": "pkg:golang/std@" + info.GoVersion}}
-	refs := []string{"pkg:golang/std@" + info.GoVersion}
-	for _, d := range info.Deps {
-		ref := "pkg:golang/" + d.Path + "@" + d.Version
-		refs = append(refs, ref)
-		components = append(components, component{"type": "library", "bom-ref": ref, "name": d.Path, "version": d.Version, "purl": ref})
-	}
 	return writeJSON(filepath.Join(dir, "kiln-"+c.version+".cdx.json"), map[string]any{
 		"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
 		"metadata":   map[string]any{"timestamp": c.modified, "component": component{"type": "application", "bom-ref": self, "name": "kiln", "version": c.version, "purl": self}},
@@ -249,13 +277,17 @@ func writeSums(dir string) ([]sign.Subject, error) {
 
 // writeProvenance writes a SLSA statement about all files, signed if there is a key.
 func (c *config) writeProvenance(dir string, subjects []sign.Subject) error {
+	source := map[string]any{"uri": "git+https://github.com/kiln-build/kiln", "digest": map[string]string{"gitCommit": c.commit}}
+	if c.changed {
+		source["annotations"] = map[string]bool{"changed": true}
+	}
 	statement := map[string]any{
 		"_type": sign.StatementType, "subject": subjects, "predicateType": "https://slsa.dev/provenance/v1",
 		"predicate": map[string]any{
 			"buildDefinition": map[string]any{
 				"buildType":            "https://github.com/kiln-build/kiln/dev/dist/v1",
 				"externalParameters":   map[string]any{"version": c.version},
-				"resolvedDependencies": []any{map[string]any{"uri": "git+https://github.com/kiln-build/kiln", "digest": map[string]string{"gitCommit": c.commit}}},
+				"resolvedDependencies": []any{source},
 			},
 			"runDetails": map[string]any{"builder": map[string]any{"id": "https://github.com/kiln-build/kiln/dev/dist", "version": map[string]string{"go": runtime.Version()}}},
 		},

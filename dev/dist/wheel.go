@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/zip"
+	"bytes"
 	"compress/flate"
 	"crypto/sha256"
 	"encoding/base64"
@@ -9,8 +10,22 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
+
+var relativeLink = regexp.MustCompile(`\]\(([^)\s:#]+)[)#]`)
+
+// withAddresses replaces links to files of the repository, which are not beside the page of an index.
+func withAddresses(readme []byte) []byte {
+	return relativeLink.ReplaceAllFunc(readme, func(link []byte) []byte {
+		kind := "blob"
+		if bytes.Contains(link, []byte(".svg)")) || bytes.Contains(link, []byte(".png)")) {
+			kind = "raw"
+		}
+		return []byte("](https://github.com/kiln-build/kiln/" + kind + "/main/" + string(link[len("]("):]))
+	})
+}
 
 // distribution is the name on package indexes. "kiln" is another project there.
 const distribution = "kiln-build"
@@ -62,6 +77,7 @@ func (c *config) writeWheel(dir string, t target, binary string) error {
 	if err != nil {
 		return err
 	}
+	readme = withAddresses(readme)
 	stem := strings.ReplaceAll(distribution, "-", "_")
 	info := stem + "-" + c.version + ".dist-info/"
 	var tags strings.Builder

@@ -19,6 +19,7 @@ libs=/usr/lib/x86_64-linux-gnu
 # Every devel image has a runtime image without compiler and toolkit: NAME says which.
 names=(
   ci                                        # small: Python and g++, for the tests that run everywhere
+  bookworm-cc                               # g++ without Python
   bookworm-cuda118 bookworm-runtime         # CUDA 11.8, Python 3.11
   trixie-cuda124 trixie-runtime             # CUDA 12.4, Python 3.13
   trixie-torch26 trixie-torch26-runtime     # the same with the CUDA build of torch 2.6
@@ -44,6 +45,7 @@ recipe() {
         "path-exclude=$libs/lib?san.so*" path-exclude=/usr/lib/gcc/\*/lib?san.a
       )
       ;;
+    bookworm-cc) packages=(ca-certificates g++) ;;
     bookworm-cuda118)
       # nvcc 11.8 takes GCC up to 11.
       packages=("${devel[@]}" g++-11 nvidia-cuda-toolkit)

@@ -20,6 +20,7 @@
 #
 #   dev/e2e/stock-images.sh            make what make e2e-stock needs and is missing
 #   dev/e2e/stock-images.sh workflow   make what make e2e-workflow needs: the images of CUDA 12, more versions of torch
+#   dev/e2e/stock-images.sh pythons    make the Pythons alone
 #   dev/e2e/stock-images.sh clean      remove them
 #
 # Beside them, in .cache/images/stock: pythons/downloads.json, a list for uv of relocatable CPythons from Maven Central
@@ -370,6 +371,7 @@ bare() {
 }
 
 make_pythons
+[ "${1:-}" != pythons ] || exit 0
 make_ubuntu
 make_manylinux
 make_torch

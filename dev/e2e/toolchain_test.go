@@ -51,7 +51,8 @@ func buildKiln(t *testing.T) string {
 	return binary
 }
 
-// launch starts a container of an image with kiln, the specs and the network of this machine.
+// launch starts a container of an image with kiln, if there is a path of it, the specs and the
+// network of this machine.
 func launch(t *testing.T, kiln, image string, args ...string) *vessel {
 	t.Helper()
 	if _, err := podman(t.Context(), "image", "exists", prefix+image); err != nil {
@@ -67,8 +68,11 @@ func launch(t *testing.T, kiln, image string, args ...string) *vessel {
 		network = "host"
 	}
 	all := []string{
-		"run", "--detach", "--rm", "--init", "--network", network, "--volume", kiln + ":/usr/local/bin/kiln:ro", "--volume", specs + ":/specs:ro",
-		"--volume", shim + ":/opt/python:ro", "--env", "DEBIAN_FRONTEND=noninteractive", "--env", "HOME=/home/kiln", "--env", "PYTHONPATH=/opt/python", "--workdir", "/specs",
+		"run", "--detach", "--rm", "--init", "--network", network, "--env", "DEBIAN_FRONTEND=noninteractive", "--env", "HOME=/home/kiln",
+	}
+	if kiln != "" {
+		all = append(all, "--volume", kiln+":/usr/local/bin/kiln:ro", "--volume", specs+":/specs:ro", "--volume", shim+":/opt/python:ro",
+			"--env", "PYTHONPATH=/opt/python", "--workdir", "/specs")
 	}
 	for name, resource := range map[string]int{"nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC} {
 		var limit unix.Rlimit

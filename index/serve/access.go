@@ -131,6 +131,8 @@ func projectOf(path string) (project string, known bool) {
 		return name, name != ""
 	}
 	switch {
+	case strings.HasPrefix(path, "/builds/"): // of all projects, whatever follows
+		return "", false
 	case strings.HasPrefix(path, "/project/"):
 		name, _, _ := strings.Cut(strings.TrimPrefix(path, "/project/"), "/")
 		return wheel.NormalizeName(name), name != ""

@@ -4,11 +4,13 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/index/serve"
@@ -238,5 +240,64 @@ func TestPrivateFolder(t *testing.T) {
 	}
 	if _, err := serve.New(t.Context(), folder, serve.Options{Private: true, Tokens: tokens, ReadOnly: true}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPrivateHostile: requests as no client writes them, byte for byte. Without a token none is
+// answered; with a token for one project none says anything of another.
+func TestPrivateHostile(t *testing.T) {
+	f, all, one := privateFixture(t)
+	host := strings.TrimPrefix(f.http.URL, "http://")
+	tiny, other := f.server.Catalog().Project("tiny").Files[0], f.server.Catalog().Project("flash-attn").Files[0]
+	file, own := "/"+other.HostedPath(), "/"+tiny.HostedPath()
+	paths := []string{
+		"/simple/tiny/../flash-attn/", "/simple/tiny/%2e%2e/flash-attn/", "/simple/tiny%2f..%2fflash-attn/", "//simple/flash-attn/", "/./simple/flash-attn/", "/simple//flash-attn/",
+		"/simple/FLASH.Attn/", "/simple/flash-attn/?project=tiny", "/simple/flash-attn/;tiny", "/simple/flash-attn%00/", "/simple/tiny\\..\\flash-attn/",
+		"/cu128/torch2.9/simple/tiny/../flash-attn/", "/project/tiny/../flash-attn/", "/project/flash-attn/requirements/tiny.txt", "/project/flash-attn/pylock.tiny.toml",
+		file + "/../" + own[strings.LastIndexByte(own, '/')+1:], file[:strings.LastIndexByte(file, '/')] + own[strings.LastIndexByte(own, '/'):],
+		file + "?x=" + own, file + "%2f" + own[1:], own + "/.." + file, file + ".metadata/simple/tiny/", "/catalog.json/simple/tiny/", "/catalog.json?project=tiny",
+		"/builds/simple/tiny/", "/builds/project/tiny/", "/builds/pylock.tiny.toml", "/builds/requirements/tiny.txt", "/builds/../simple/flash-attn/", "/pick/simple/tiny/", "/pick/?package=flash-attn",
+		"/requirements/tiny.txt/../../cu128/torch2.9/requirements/flash-attn.txt", "/.kiln/tokens.json", "/simple/../.kiln/tokens.json", "/metrics/simple/tiny/", "/debug/pprof/",
+		"http://" + host + "/simple/flash-attn/", "http://__token__:" + one + "@" + host + "/simple/flash-attn/", "*",
+	}
+	headers := []string{
+		"", "Host: localhost", "X-Original-URL: /healthz", "X-Forwarded-For: 127.0.0.1\r\nX-Real-IP: 127.0.0.1", "Range: bytes=0-99", "If-None-Match: *", "Cookie: token=" + all,
+		"X-Authorization: Bearer " + all, "Proxy-Authorization: Bearer " + all, "Authorization: Basic\r\nAuthorization: Bearer x", "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA",
+		"Origin: https://example.org\r\nAccess-Control-Request-Method: GET", "Accept: text/html",
+	}
+	send := func(method, path, header string) string {
+		t.Helper()
+		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(3 * time.Second))
+		if !strings.HasPrefix(header, "Host:") {
+			header = "Host: " + host + "\r\n" + header
+		}
+		if _, err := io.WriteString(c, method+" "+path+" HTTP/1.1\r\nConnection: close\r\n"+strings.TrimSuffix(header, "\r\n")+"\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		answer, _ := io.ReadAll(c)
+		return string(answer)
+	}
+	refused := 0
+	for _, path := range paths {
+		for _, header := range headers {
+			for _, method := range []string{"GET", "TRACE"} {
+				got := send(method, path, header)
+				if status, _, _ := strings.Cut(strings.TrimPrefix(got, "HTTP/1.1 "), " "); len(status) != 3 || status[0] != '4' || strings.Contains(got, "tiny") || strings.Contains(got, "flash") {
+					t.Errorf("%s %s with %q and without a token:\n%s", method, path, header, got)
+				}
+				refused++
+			}
+		}
+		if got := send("GET", path, "Authorization: Bearer "+one); strings.Contains(got, "flash") || strings.Contains(got, "failed") || strings.HasPrefix(got, "HTTP/1.1 200") && strings.Contains(path, "flash") {
+			t.Errorf("%s with a token for tiny:\n%s", path, got)
+		}
+	}
+	if refused < 900 {
+		t.Errorf("only %d requests", refused)
 	}
 }

@@ -32,6 +32,8 @@ import (
 type Options struct {
 	// Dir is the folder of packages.yml; paths in it are relative to it.
 	Dir string
+	// File is the packages.yml that the plan came from, if there is one.
+	File string
 	// StateDir holds the journal, logs, caches and work folders. Default Dir/.kiln.
 	StateDir string
 	// DistDir gets the files and their records. Default Dir/dist.
@@ -266,7 +268,7 @@ func (b *Builder) Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row)
 	}
 	// Another kiln that is at work here has its own plan, and the engine will say so.
 	if _, busy := engine.Active(b.StateDir); !busy {
-		if err := record.WritePlan(b.StateDir, &record.Plan{Rows: plan.Rows, Skipped: plan.Skipped}); err != nil {
+		if err := record.WritePlan(b.StateDir, &record.Plan{File: b.File, Dist: b.DistDir, Rows: plan.Rows, Skipped: plan.Skipped}); err != nil {
 			return nil, err
 		}
 	}

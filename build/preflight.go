@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/machine"
@@ -112,8 +113,18 @@ func (a *attempt) checkTorch() error {
 	case a.Row.ROCm != "" && f.Torch.HIP == "":
 		return fault("torch-rocm", "this torch was built without ROCm",
 			"the row's torch must come from an index for "+a.Row.TorchIndex(), "torch %s has no HIP, the row has ROCm %s", f.Torch.Version, a.Row.ROCm)
+	case a.Row.CUDA == "" && a.Row.ROCm == "" && f.Torch.CUDA+f.Torch.HIP != "":
+		a.warn("the row is for the CPU, and torch %s was built for %s: the wheel may need it; torch for the CPU is in the index %s",
+			f.Torch.Version, cudaOrROCm(f.Torch), a.Row.TorchIndex())
 	}
 	return nil
+}
+
+func cudaOrROCm(t *record.Torch) string {
+	if t.CUDA != "" {
+		return "CUDA " + t.CUDA
+	}
+	return "ROCm " + t.HIP
 }
 
 // warn says something in the log and in the record.

@@ -15,7 +15,10 @@ const planFormat = "kiln-planned/1"
 
 // Plan is what the last build of a state folder was asked for: packages.yml may be another by now.
 type Plan struct {
-	Format  string        `json:"format"` // set by [WritePlan]
+	Format string `json:"format"` // set by [WritePlan]
+	// File is the packages.yml, and Dist the folder of the files; empty if they are not known.
+	File    string        `json:"file,omitempty"`
+	Dist    string        `json:"dist,omitempty"`
 	Rows    []matrix.Row  `json:"rows"`
 	Skipped []matrix.Skip `json:"skipped"`
 }

@@ -169,6 +169,9 @@ type Step struct {
 	Running bool      `json:"running,omitempty"` // then Seconds is zero
 }
 
+// Lost is the reason of a row that was running when kiln was killed.
+const Lost = "kiln ended before the row did; the next kiln build continues"
+
 // New makes a report.
 func New(in Input) *Report {
 	r := &Report{Format: "kiln-report/1", Active: in.Active, Findings: in.Findings, Counts: []Count{}, Rows: []Row{}, Excluded: []Rule{}, Path: []Step{}}
@@ -246,7 +249,7 @@ func (row *Row) fill(j *engine.JobState, r *Report) {
 	case engine.StatusRunning:
 		row.Stage, row.Done, row.Total = j.Stage, j.Done, j.Total
 		if !r.Active {
-			row.Status, row.Reason = engine.StatusCanceled, "kiln ended before the row did; the next kiln build continues"
+			row.Status, row.Reason = engine.StatusCanceled, Lost
 		}
 	case engine.StatusFailed:
 		row.Stage, row.PeakMemoryBytes = j.Stage, j.PeakMemoryBytes

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -110,6 +111,11 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 		Recipe: build.RecipeOptions{TorchIndex: a.secrets.Take(f.torchIndex), DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: a.host().HasGPU(), Log: a.log,
 	}
 	var err error
+	if f.plan.file != "-" {
+		if opts.File, err = filepath.Abs(f.plan.file); err != nil {
+			return opts, err
+		}
+	}
 	if opts.Kiln, err = os.Executable(); err != nil {
 		return opts, err
 	}
@@ -252,14 +258,14 @@ It may be stopped or killed at any time: the next kiln build continues.`,
 				if err := a.printJSON(jsonResult(result)); err != nil {
 					return err
 				}
-			} else if err := a.printResult(result); err != nil {
+			} else if err := a.printResult(result, "built"); err != nil {
 				return err
 			}
 			if err != nil {
 				return err
 			}
-			if failed := result.Count(engine.StatusFailed, engine.StatusCanceled); failed > 0 {
-				return rowsFailedError{fmt.Errorf("%s of %d failed", units.Count(failed, "row"), len(rows))}
+			if err := unfinished(result, len(rows)); err != nil {
+				return err
 			}
 			// A row that was asked for by name and not built is a failure; of a whole plan, rows for
 			// other machines are expected, unless there are no others.
@@ -277,6 +283,21 @@ It may be stopped or killed at any time: the next kiln build continues.`,
 	return cmd
 }
 
+// unfinished is the error of a run in which rows failed or did not come to their end.
+func unfinished(result *build.Result, rows int) error {
+	failed, canceled := result.Count(engine.StatusFailed), result.Count(engine.StatusCanceled)
+	text := fmt.Sprintf("%s of %d failed", units.Count(failed, "row"), rows)
+	switch {
+	case failed == 0 && canceled == 0:
+		return nil
+	case failed == 0:
+		text = fmt.Sprintf("%s of %d canceled", units.Count(canceled, "row"), rows)
+	case canceled > 0:
+		text += fmt.Sprintf(", %d canceled", canceled)
+	}
+	return rowsFailedError{errors.New(text)}
+}
+
 // rowJSON is one row of the result for machines.
 type rowJSON struct {
 	ID     string        `json:"id"`
@@ -291,6 +312,8 @@ type rowJSON struct {
 	Compiles *record.Compiles `json:"compiles,omitempty"`
 	Files    []record.File    `json:"files"`
 	Dir      string           `json:"attempt_dir,omitempty"`
+	// Warnings are those of build and audit.
+	Warnings []string `json:"warnings,omitempty"`
 	// Diagnosis is the id of the cause of a failure; docs/diagnoses.md lists them.
 	Diagnosis string `json:"diagnosis,omitempty"`
 }
@@ -304,6 +327,7 @@ func jsonResult(result *build.Result) any {
 		}
 		if r.Record != nil {
 			rows[i].Test, rows[i].Files, rows[i].Compiles = r.Record.Test.Result, r.Record.Files, r.Record.Compiles
+			rows[i].Warnings = r.Record.Warnings
 		}
 		if e, ok := errors.AsType[*build.RowError](r.Err); ok {
 			rows[i].Diagnosis = e.Diagnosis.ID
@@ -312,8 +336,9 @@ func jsonResult(result *build.Result) any {
 	return map[string]any{"rows": rows, "started": result.Started, "ended": result.Ended}
 }
 
-// printResult prints the summary table, then the reasons of failures in full.
-func (a *app) printResult(result *build.Result) error {
+// printResult prints the summary table, then the reasons of failures in full, and the warnings. did
+// is what was done with the rows.
+func (a *app) printResult(result *build.Result, did string) error {
 	table := ui.NewTable("ROW", "RESULT", "TEST", ">TIME", ">PEAK", ">SIZE", ">SHARED")
 	for _, r := range result.Rows {
 		test, size, peak, share := "", "", "", ""
@@ -341,13 +366,60 @@ func (a *app) printResult(result *build.Result) error {
 			fmt.Fprintf(a.stdout, "\n%s: %s\n", r.Status, strings.TrimSpace(r.Reason))
 		}
 	}
-	done, reused := result.Count(engine.StatusDone), result.Count(engine.StatusReused)
-	fmt.Fprintf(a.stdout, "\n%d built, %d already there, %d failed, %d skipped in %s\n", done, reused,
-		result.Count(engine.StatusFailed, engine.StatusCanceled), result.Count(engine.StatusSkipped), ui.Duration(result.Ended.Sub(result.Started)))
-	if line := compileLine(result); line != "" {
+	if lines := warningLines(result); len(lines) > 0 {
+		fmt.Fprintln(a.stdout)
+		for _, line := range lines {
+			fmt.Fprintln(a.stdout, line)
+		}
+	}
+	counts := []string{fmt.Sprintf("%d %s", result.Count(engine.StatusDone), did)}
+	for _, c := range []struct {
+		status engine.Status
+		name   string
+		always bool
+	}{
+		{engine.StatusReused, "already there", did == "built"},
+		{engine.StatusFailed, "failed", true},
+		{engine.StatusCanceled, "canceled", false},
+		{engine.StatusSkipped, "skipped", true},
+	} {
+		if n := result.Count(c.status); n > 0 || c.always {
+			counts = append(counts, fmt.Sprintf("%d %s", n, c.name))
+		}
+	}
+	fmt.Fprintf(a.stdout, "\n%s in %s\n", strings.Join(counts, ", "), ui.Duration(result.Ended.Sub(result.Started)))
+	if line := compileLine(result); line != "" && did == "built" {
 		fmt.Fprintln(a.stdout, line)
 	}
 	return nil
+}
+
+// warningLines are the warnings of build and audit, each once with the rows it is about.
+func warningLines(result *build.Result) []string {
+	var order []string
+	rows := map[string][]string{}
+	for _, r := range result.Rows {
+		if r.Record == nil {
+			continue
+		}
+		for _, w := range r.Record.Warnings {
+			if rows[w] == nil {
+				order = append(order, w)
+			}
+			if !slices.Contains(rows[w], r.Row.ID) {
+				rows[w] = append(rows[w], r.Row.ID)
+			}
+		}
+	}
+	out := make([]string, len(order))
+	for i, w := range order {
+		who := rows[w][0]
+		if n := len(rows[w]); n > 1 {
+			who = fmt.Sprintf("%s and %d more", who, n-1)
+		}
+		out[i] = "warning: " + who + ": " + w
+	}
+	return out
 }
 
 func (a *app) statusCommand() *cobra.Command {
@@ -364,13 +436,16 @@ func (a *app) statusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				settle(s, r.Active)
 				if html != "" {
 					return a.writePage(html, r)
 				}
 				return a.printJSON(struct {
 					*engine.State
 					Report *report.Report `json:"report"`
-				}{s, r})
+					// Stale are the rows of which the files are not what packages.yml asks for now.
+					Stale []string `json:"stale"`
+				}{s, r, slices.AppendSeq([]string{}, slices.Values(slices.Sorted(maps.Keys(a.staleRows(state)))))})
 			}
 			live := ui.NewLive(a.stdout, a.out)
 			for {
@@ -378,8 +453,9 @@ func (a *app) statusCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				lines := statusLines(state, s)
 				owner, active := engine.Active(state)
+				settle(s, active)
+				lines := statusLines(state, s, a.staleRows(state))
 				if active {
 					lines = append(lines, "", "at work: "+owner)
 				}
@@ -418,7 +494,37 @@ func (a *app) writePage(path string, r *report.Report) error {
 	return err
 }
 
-func statusLines(dir string, s *engine.State) []string {
+// settle says of rows that were running when kiln was killed that they are not any more.
+func settle(s *engine.State, active bool) {
+	for i := range s.Jobs {
+		if j := &s.Jobs[i]; j.Status == engine.StatusRunning && !active {
+			j.Status, j.Cause, j.Reason = engine.StatusCanceled, engine.CauseLost, report.Lost
+		}
+	}
+}
+
+// staleRows are the rows of the last build in a state folder of which the files are not what
+// packages.yml asks for now. It is empty if that is not known.
+func (a *app) staleRows(state string) map[string]bool {
+	last, err := record.ReadPlan(state)
+	if err != nil || last.File == "" {
+		return nil
+	}
+	flags := planFlags{file: last.File}
+	p, err := flags.load(a.stdin, a.secrets)
+	if err != nil || p.config == nil {
+		return nil
+	}
+	stale := map[string]bool{}
+	for i := range p.plan.Rows {
+		if row := &p.plan.Rows[i]; record.Stands(last.Dist, row) == record.StandingStale {
+			stale[row.ID] = true
+		}
+	}
+	return stale
+}
+
+func statusLines(dir string, s *engine.State, stale map[string]bool) []string {
 	table := ui.NewTable("ROW", "STATE", "STAGE", ">TRY", ">TIME", ">PEAK", "REASON")
 	n := 0
 	for i := range s.Jobs {
@@ -441,8 +547,12 @@ func statusLines(dir string, s *engine.State) []string {
 		if j.Status == engine.StatusRunning && j.Total > 0 {
 			stage += fmt.Sprintf(" %d/%d", j.Done, j.Total)
 		}
-		reason, _, _ := strings.Cut(j.Reason, "\n")
-		table.Add(j.ID, string(j.Status), stage, fmt.Sprint(j.Attempt), spent, peak, reason)
+		reason := strings.TrimPrefix(firstLine(j.Reason), j.ID+": ")
+		state := string(j.Status)
+		if j.Status == engine.StatusDone && stale[j.ID] {
+			state, reason = "stale", "packages.yml or dist/ has changed since; kiln build builds it again"
+		}
+		table.Add(j.ID, state, stage, fmt.Sprint(j.Attempt), spent, peak, reason)
 	}
 	if n == 0 {
 		return []string{"nothing was built in " + dir}

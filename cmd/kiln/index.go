@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -523,10 +524,7 @@ func (a *app) indexListCommand() *cobra.Command {
 			if views {
 				return a.listViews(catalog, asJSON)
 			}
-			if view == "default" {
-				view = ""
-			}
-			v := catalog.View(strings.Trim(view, "/"))
+			v := catalog.View(viewPath(view))
 			if v == nil {
 				return fmt.Errorf("no view %q; `kiln index list --views` shows those there are", view)
 			}
@@ -586,6 +584,18 @@ func selected(selections []index.Selection, project string, f *index.File) bool 
 	return len(selections) == 0
 }
 
+// defaultViewName is what the view at /simple/ is called, whose path is empty.
+const defaultViewName = "default"
+
+// viewPath returns the path of a view by its name, its path or its address, as --views shows them.
+func viewPath(name string) string {
+	name = strings.Trim(name, "/")
+	if name == "simple" || name == defaultViewName {
+		return ""
+	}
+	return strings.TrimSuffix(name, "/simple")
+}
+
 func (a *app) listViews(catalog *index.Catalog, asJSON bool) error {
 	type line struct {
 		Path     string   `json:"path"`
@@ -606,9 +616,9 @@ func (a *app) listViews(catalog *index.Catalog, asJSON bool) error {
 	if asJSON {
 		return a.printJSON(map[string]any{"format": "kiln-index-views/1", "views": lines})
 	}
-	table := ui.NewTable("URL", ">PROJECTS", ">FILES", "ALSO AT")
+	table := ui.NewTable("VIEW", "URL", ">PROJECTS", ">FILES", "ALSO AT")
 	for _, l := range lines {
-		table.Add(path.Join("/", l.Path, "simple")+"/", units.Number(l.Projects), units.Number(l.Files), strings.Join(l.Aliases, " "))
+		table.Add(cmp.Or(l.Path, defaultViewName), path.Join("/", l.Path, "simple")+"/", units.Number(l.Projects), units.Number(l.Files), strings.Join(l.Aliases, " "))
 	}
 	return table.Write(a.stdout, a.out)
 }

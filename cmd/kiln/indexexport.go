@@ -32,7 +32,7 @@ the same at /VIEW/requirements/PROJECT.txt and /VIEW/pylock.PROJECT.toml.`,
 			if err != nil {
 				return err
 			}
-			v := catalog.View(view)
+			v := catalog.View(viewPath(view))
 			if v == nil {
 				return fmt.Errorf("the index has no view %q\n  `kiln index list --views` lists them", view)
 			}

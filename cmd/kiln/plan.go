@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -79,6 +80,8 @@ type planned struct {
 	config *matrix.File
 	file   string
 	table  *compat.Table
+	// standing is what there is of the rows already, without those of which there is nothing.
+	standing map[string]record.Standing
 	// sources are the texts that diagnostics point into.
 	sources map[string][]byte
 }
@@ -183,7 +186,7 @@ func (f *planFlags) readHistory() (*matrix.History, error) {
 func (a *app) planCommand() *cobra.Command {
 	var flags planFlags
 	var cluster clusterFlags
-	var html string
+	var html, dist string
 	var asJSON, gitHub, quiet bool
 	cmd := &cobra.Command{
 		Use:   "plan",
@@ -207,6 +210,7 @@ that have it.`,
 			if err != nil {
 				return err
 			}
+			p.look(cmp.Or(dist, filepath.Join(filepath.Dir(flags.file), "dist")))
 			findings := p.plan.Findings
 			if quiet {
 				findings = slices.DeleteFunc(slices.Clone(findings), func(d diag.Diagnostic) bool { return d.Severity != diag.Error })
@@ -249,6 +253,8 @@ that have it.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&gitHub, "github-matrix", false, "print a dynamic matrix for GitHub Actions")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no warnings and notes")
+	cmd.Flags().StringVar(&dist, "dist", "", "the `folder` of finished files, to say which rows are built and which are stale (default: dist beside packages.yml)")
+	_ = cmd.MarkFlagDirname("dist")
 	cmd.Flags().StringVar(&html, "html", "", "write a page with the matrix to this `file`, for a pull request")
 	cmd.MarkFlagsMutuallyExclusive("json", "github-matrix", "html")
 	return cmd
@@ -294,13 +300,28 @@ func planJSON(p *planned, makespan *planMakespan) any {
 		Estimate   matrix.Estimate            `json:"estimate"`
 		Makespan   *planMakespan              `json:"makespan,omitempty"`
 		Findings   diag.List                  `json:"findings"`
+		// Standing says of rows that dist/ has whether they are "built" or "stale".
+		Standing map[string]record.Standing `json:"standing,omitempty"`
 	}{
 		Format: "kiln-plan/1", File: p.file, Rows: rows, Settings: settings, Skipped: skipped, Unselected: p.plan.Unselected,
 		Counts: map[string]map[string]int{
 			"os": p.plan.Counts("os"), "toolkit": p.plan.CountedToolkits(), "torch": p.plan.Counts("torch"),
 			"python": p.plan.Counts("python"), "kind": p.plan.Counts("kind"), "package": p.plan.Counts("package"),
 		},
-		Estimate: p.plan.Estimate, Makespan: makespan, Findings: findings,
+		Estimate: p.plan.Estimate, Makespan: makespan, Findings: findings, Standing: p.standing,
+	}
+}
+
+// builtWord is what the table of a plan says of a row.
+var builtWord = map[record.Standing]string{record.StandingNone: "-", record.StandingBuilt: "yes", record.StandingStale: "stale"}
+
+// look finds out which rows were built, and from what they are now.
+func (p *planned) look(dist string) {
+	p.standing = map[string]record.Standing{}
+	for i := range p.plan.Rows {
+		if s := record.Stands(dist, &p.plan.Rows[i]); s != record.StandingNone {
+			p.standing[p.plan.Rows[i].ID] = s
+		}
 	}
 }
 
@@ -315,7 +336,11 @@ func (a *app) printPlan(p *planned) error {
 		// below it.
 		archs := map[string]string{"": "-"}
 		var legend []string
-		table := ui.NewTable("ROW", "FILE", "OS", "TOOLKIT", "ARCH")
+		head := []string{"ROW", "FILE", "OS", "TOOLKIT", "ARCH"}
+		if len(p.standing) > 0 {
+			head = append(head, "BUILT")
+		}
+		table := ui.NewTable(head...)
 		for i := range plan.Rows {
 			r := &plan.Rows[i]
 			if archs[r.Arch] == "" {
@@ -324,7 +349,8 @@ func (a *app) printPlan(p *planned) error {
 			}
 			toolkit, version := r.Toolkit()
 			files := r.Files()
-			table.Add(r.ID, files[0], r.OS, strings.TrimSpace(toolkit+" "+version), archs[r.Arch])
+			cells := []string{r.ID, files[0], r.OS, strings.TrimSpace(toolkit + " " + version), archs[r.Arch], builtWord[p.standing[r.ID]]}
+			table.Add(cells[:len(head)]...)
 			for _, file := range files[1:] {
 				table.Add("", file)
 			}
@@ -368,6 +394,17 @@ func (a *app) printPlan(p *planned) error {
 	summary := units.Count(len(plan.Rows), "row")
 	if n := len(plan.Skipped); n > 0 {
 		summary += fmt.Sprintf(", %s skipped", units.Number(n))
+	}
+	for _, s := range []record.Standing{record.StandingBuilt, record.StandingStale} {
+		n := 0
+		for _, have := range p.standing {
+			if have == s {
+				n++
+			}
+		}
+		if n > 0 {
+			summary += fmt.Sprintf(", %s %s", units.Number(n), s)
+		}
 	}
 	if plan.Unselected > 0 {
 		summary += fmt.Sprintf(", %s not selected", units.Number(plan.Unselected))

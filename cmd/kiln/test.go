@@ -16,7 +16,6 @@ import (
 	"github.com/kiln-build/kiln/build"
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
-	"github.com/kiln-build/kiln/engine"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/matrix"
@@ -89,13 +88,13 @@ func (a *app) testRows(ctx context.Context, flags *buildFlags, opts build.Option
 		if err := a.printJSON(jsonResult(result)); err != nil {
 			return err
 		}
-	} else if err := a.printResult(result); err != nil {
+	} else if err := a.printResult(result, "tested"); err != nil {
 		return err
 	}
-	if failed := result.Count(engine.StatusFailed, engine.StatusCanceled); err == nil && failed > 0 {
-		return rowsFailedError{fmt.Errorf("%s of %d failed", units.Count(failed, "row"), len(rows))}
+	if err != nil {
+		return err
 	}
-	return err
+	return unfinished(result, len(rows))
 }
 
 // testFiles tests wheels that no plan knows: what can be known of them is in their names.

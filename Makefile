@@ -132,10 +132,10 @@ cross:
 	  $(GO) vet ./...; \
 	done
 
-## dist: make the files of a release in .cache/dist: binaries, wheels, man pages, checksums, SBOM, provenance (ONLY=linux/amd64 to limit, SIGN_KEY=file)
+## dist: make the files of a release in .cache/dist: binaries, wheels, man pages, checksums, SBOM, provenance (ONLY=linux/amd64 to limit, SIGN_KEY=file, TAG=the version it must be)
 .PHONY: dist
 dist:
-	$(GO) run ./dev/dist -out $(CACHE)/dist $(if $(ONLY),-only '$(ONLY)') $(if $(SIGN_KEY),-sign-key '$(SIGN_KEY)')
+	$(GO) run ./dev/dist -out $(CACHE)/dist $(if $(ONLY),-only '$(ONLY)') $(if $(SIGN_KEY),-sign-key '$(SIGN_KEY)') $(if $(TAG),-tag '$(TAG)')
 
 ## site: make the documentation site in .cache/site, with MkDocs; a dead link or anchor is an error
 .PHONY: site

@@ -748,17 +748,30 @@ type Keep struct {
 // WorkflowKiln says how the jobs of the hosted workflow get kiln. It is a map, or one word for
 // its `version`.
 type WorkflowKiln struct {
-	// A version to install with Go, or `path` if the runners have kiln.
+	// A release of kiln, whose program is fetched, or `path` if the runners have kiln. The hash of
+	// the program that makes the workflow is known; those of others are in the release's SHA256SUMS.
 	//
 	//	version: v0.1.0
+	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
 	Version Text `json:"version,omitempty"`
+	// The wheel of kiln, by its exact version. pip installs it.
+	//
+	//	wheel: kiln-build==0.1.0
+	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
+	Wheel Text `json:"wheel,omitempty"`
+	// The package index that has the wheel.
+	//
+	//	wheel: kiln-build==0.1.0
+	//	index: https://wheels.example.org/simple/
+	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
+	Index Text `json:"index,omitempty"`
 	// The address of the program. `{platform}` stands for `linux-amd64`, `linux-arm64` or
 	// `windows-amd64`.
 	//
 	//	url: "https://example.org/kiln/v0.1.0/kiln-{platform}"
 	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
 	URL Text `json:"url,omitempty"`
-	// The SHA-256 of the program for each platform that the workflow uses.
+	// The SHA-256 of the program or the wheel for each platform that the workflow uses.
 	//
 	//	url: "https://example.org/kiln/v0.1.0/kiln-{platform}"
 	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
@@ -773,8 +786,8 @@ type Workflow struct {
 	//
 	//	name: Build wheels and release
 	Name Text `json:"name,omitempty"`
-	// How jobs get kiln: a version to install with Go, `path` if the runners have it, or a map with the
-	// address and the hashes of its programs. The default is the version that made the workflow.
+	// How jobs get kiln, each time checked by SHA-256: a release, `path` if the runners have it, or a
+	// map with an address or a wheel, and the hashes. The default is the release that made the workflow.
 	//
 	//	kiln: v0.1.0
 	Kiln WorkflowKiln `json:"kiln,omitempty"`

@@ -53,11 +53,12 @@ type KeepSettings struct {
 // WorkflowSettings are `workflow` of packages.yml, with defaults filled in.
 type WorkflowSettings struct {
 	Name string
-	// Kiln is a version, "path", or empty for the version that makes the workflow. KilnURL is the
-	// address of its program instead, with {platform} in it, and KilnSHA256 its hashes by platform.
-	Kiln       string
-	KilnURL    string
-	KilnSHA256 map[string]string
+	// Kiln is a release, "path", or empty for the release that makes the workflow. KilnURL is the
+	// address of its program instead, with {platform} in it; KilnWheel is its wheel as NAME==VERSION
+	// and KilnIndex where that is. KilnSHA256 are the hashes by platform.
+	Kiln                          string
+	KilnURL, KilnWheel, KilnIndex string
+	KilnSHA256                    map[string]string
 	// Rows are those that the workflow builds, nil for all.
 	Rows *Selection
 	// MaxParallel is how many rows are built at a time, 0 for as many as the host allows.
@@ -192,7 +193,7 @@ var pinned = regexp.MustCompile(`^[A-Za-z0-9._-]+/[A-Za-z0-9._/-]+@[0-9a-f]{40}$
 
 func (c *checker) workflow(w *Workflow, cache *Cache, customAxes []string) WorkflowSettings {
 	out := WorkflowSettings{
-		Name: cmp.Or(w.Name.Value, "wheels"), Kiln: w.Kiln.Version.Value, KilnURL: w.Kiln.URL.Value, KilnSHA256: map[string]string{}, Runners: map[string][]string{}, GPURunner: values(w.GPURunner), Sandbox: w.Sandbox.Value,
+		Name: cmp.Or(w.Name.Value, "wheels"), Kiln: w.Kiln.Version.Value, KilnURL: w.Kiln.URL.Value, KilnWheel: w.Kiln.Wheel.Value, KilnIndex: w.Kiln.Index.Value, KilnSHA256: map[string]string{}, Runners: map[string][]string{}, GPURunner: values(w.GPURunner), Sandbox: w.Sandbox.Value,
 		Actions: map[string]string{}, Branch: cmp.Or(w.Branch.Value, "main"), MSVC: cmp.Or(w.MSVC.Text.Value, "14.39"),
 		WindowsCUDA: map[string]string{}, Timeout: w.Timeout.Value,
 		MaxParallel: w.MaxParallel.Value, Cache: !w.Cache.IsSet() || w.Cache.Value, CacheRemote: cache.Remote.Value != "",
@@ -255,17 +256,31 @@ func (c *checker) workflowKiln(k *WorkflowKiln, out *WorkflowSettings) {
 		}
 		out.KilnSHA256[e.Key.Value] = e.Value.Value
 	}
+	ways := 0
+	for _, way := range []Text{k.Version, k.URL, k.Wheel} {
+		if way.IsSet() {
+			ways++
+		}
+	}
 	switch {
-	case k.URL.IsSet() && k.Version.IsSet():
-		c.errorf(k.URL.place, "workflow", "keep one of the two", "kiln comes from a version and from an address")
+	case ways > 1:
+		c.errorf(k.place, "workflow", "keep one of version, url and wheel", "kiln comes from several places")
 	case k.URL.IsSet() && len(k.SHA256) == 0:
 		c.errorf(k.URL.place, "workflow", "add sha256: {linux-amd64: …}", "a program from an address needs its hash")
-	case len(k.SHA256) > 0 && !k.URL.IsSet():
-		c.errorf(k.place, "workflow", "add url:", "there are hashes and no address")
-	case len(k.SHA256) > 1 && !strings.Contains(k.URL.Value, "{platform}"):
+	case k.Wheel.IsSet() && len(k.SHA256) == 0:
+		c.errorf(k.Wheel.place, "workflow", "add sha256: {linux-amd64: …}", "a wheel needs its hash")
+	case k.Wheel.IsSet() && !exactWheel.MatchString(k.Wheel.Value):
+		c.errorf(k.Wheel.place, "workflow", "write NAME==VERSION, such as kiln-build==0.1.0", "%q is no exact version of a wheel", k.Wheel.Value)
+	case k.Index.IsSet() && !k.Wheel.IsSet():
+		c.errorf(k.Index.place, "workflow", "add wheel:", "there is an index and no wheel")
+	case len(k.SHA256) > 0 && (ways == 0 || k.Version.Value == "path"):
+		c.errorf(k.place, "workflow", "add version:, url: or wheel:", "there are hashes and nothing to fetch")
+	case len(k.SHA256) > 1 && k.URL.IsSet() && !strings.Contains(k.URL.Value, "{platform}"):
 		c.errorf(k.URL.place, "workflow", "put {platform} into the address", "one address cannot serve several platforms")
 	}
 }
+
+var exactWheel = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*==[0-9A-Za-z.!+]+$`)
 
 var sha256Text = regexp.MustCompile(`^[0-9a-f]{64}$`)
 

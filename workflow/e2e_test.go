@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/publish"
 )
@@ -48,7 +49,7 @@ runs:
   steps:
     - shell: bash
       env: {NAME: '${{ inputs.name }}', FROM: '${{ inputs.path }}'}
-      run: mkdir -p "$ARTIFACTS/$NAME" && cp -a "$FROM/." "$ARTIFACTS/$NAME/"
+      run: mkdir -p "$ARTIFACTS/$NAME" && if [ -d "$FROM" ]; then cp -a "$FROM/." "$ARTIFACTS/$NAME/"; else cp -a "$FROM" "$ARTIFACTS/$NAME/"; fi
 `,
 	"download-artifact": `
 name: download-artifact
@@ -95,6 +96,11 @@ func TestE2EWorkflow(t *testing.T) {
 	must(t, err)
 	if len(wheels) != 2 {
 		t.Errorf("published: %v, want two wheels", wheels)
+	}
+	plan, err := os.ReadFile(filepath.Join(artifacts, "plan", "plan.html"))
+	must(t, err)
+	if strings.Count(string(plan), "hello-cuda-0.1.0-") < 2 {
+		t.Errorf("the page of the plan has not both rows:\n%s", plan)
 	}
 	page, err := os.ReadFile(filepath.Join(artifacts, "pages", "all", "simple", "hello-cuda", "index.html"))
 	must(t, err)
@@ -150,16 +156,17 @@ PyMODINIT_FUNC PyInit_demo(void) { return PyModule_Create(&module); }
 
 // actRun is a run of a workflow by act.
 type actRun struct {
-	workflow string   // what packages.yml has of it, besides kiln: path
+	workflow string   // what packages.yml has of it, besides kiln
 	event    []string // act's words for what starts it
 	programs string   // a folder that comes first on PATH
 	env      []string
+	fetched  bool // jobs fetch kiln, which is not on PATH
 	fails    bool // the run as a whole is red
 	parallel int  // rows at the same time; act takes a number only, and one row where it finds none
 }
 
 // onHost is a run started by hand, whose rows are built on this machine.
-var onHost = actRun{workflow: "  sandbox: host\n  runners: {debian-12: ubuntu-24.04}\n", event: byHand}
+var onHost = actRun{workflow: "  sandbox: host\n  runners: {debian-12: ubuntu-24.04}\n", event: byHand, fetched: true}
 
 var byHand = []string{"workflow_dispatch", "--input", "release=1"}
 
@@ -169,6 +176,12 @@ func runWorkflow(t *testing.T, repo string, r actRun) (public, artifacts string)
 	act, err := filepath.Abs(filepath.Join("..", ".cache", "tools", "act"))
 	must(t, err)
 	kiln := builtKiln(t)
+	from, search := "path", filepath.Dir(kiln)+":"+os.Getenv("PATH")
+	if r.fetched {
+		sum, _, err := fsx.SHA256(kiln)
+		must(t, err)
+		from, search = fmt.Sprintf(`{url: "file://%s", sha256: {linux-amd64: %s}}`, kiln, sum), os.Getenv("PATH")
+	}
 	if _, err := os.Stat(act); err != nil {
 		t.Fatalf("%v; run make e2e-workflow", err)
 	}
@@ -180,9 +193,8 @@ publish:
   targets: {folder: {dir: %q, url: "https://wheels.example.org/"}}
   index: {dir: site}
 workflow:
-  kiln: path
-%s`, public, r.workflow), 0o666))
-	search := filepath.Dir(kiln) + ":" + os.Getenv("PATH")
+  kiln: %s
+%s`, public, from, r.workflow), 0o666))
 	if r.programs != "" {
 		search = r.programs + ":" + search
 	}

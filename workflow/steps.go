@@ -61,7 +61,7 @@ func Outputs(plan *matrix.Plan, workflow []byte) (string, error) {
 func PlanSummary(plan *matrix.Plan, release string) string {
 	var b strings.Builder
 	jobs := plan.HostedJobs()
-	fmt.Fprintf(&b, "### Plan\n\n%s, %d skipped, %d not selected. Release: %s.\n\n| row | files | runner |\n| --- | --- | --- |\n",
+	fmt.Fprintf(&b, "### Plan\n\n%s, %d skipped, %d not selected. Release: %s. The matrix as a page is in the artifact `plan`.\n\n| row | files | runner |\n| --- | --- | --- |\n",
 		units.Count(len(jobs), "row"), len(plan.Skipped), plan.Unselected+len(plan.Rows)-len(jobs), release)
 	for _, j := range jobs {
 		fmt.Fprintf(&b, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(j.Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)

@@ -25,7 +25,6 @@ var workflowText string
 // version.
 var DefaultActions = map[string]string{
 	"checkout":              "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1",
-	"setup-go":              "actions/setup-go@b7ad1dad31e06c5925ef5d2fc7ad053ef454303e # v7.0.0",
 	"setup-python":          "actions/setup-python@5fda3b95a4ea91299a34e894583c3862153e4b97 # v7.0.0",
 	"upload-artifact":       "actions/upload-artifact@bbbca2ddaa5d8feaa63e36b76fdaad77386f024f # v7.0.0",
 	"download-artifact":     "actions/download-artifact@3e5f45b2cfb9172054b4087a40e8e0b5a5461e7c # v8.0.1",
@@ -44,8 +43,10 @@ type Options struct {
 	Publish  matrix.PublishSettings
 	// File is the path of packages.yml in the repository, with forward slashes.
 	File string
-	// Version is that of kiln, installed where the configuration names none.
+	// Version is that of the running kiln, which jobs get where the configuration names none, and
+	// Sums are the hashes of its programs that are known, by platform: its own.
 	Version string
+	Sums    map[string]string
 }
 
 // Job is a job with a matrix of rows. Larger matrices than GitHub takes become several jobs.
@@ -97,8 +98,11 @@ func (j *Job) Matrix() (string, error) {
 // plainWord is a text that YAML and a shell take as it is.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./@:-]+$`)
 
-// moduleVersion is what may stand behind the @ of go install.
-var moduleVersion = regexp.MustCompile(`^(v[0-9][0-9A-Za-z.+-]*|latest|[0-9a-f]{7,40})$`)
+// release is a version that has files. One that git describes by a later commit has none.
+var release = regexp.MustCompile(`^v?([0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?)$`)
+
+// releaseFiles is where the programs of a release are.
+const releaseFiles = "https://github.com/kiln-build/kiln/releases/download/v%[1]s/kiln-%[1]s-{platform}"
 
 // New writes a workflow for GitHub Actions: a job that plans, a job per row, then release, index
 // and pages. Equal options give equal bytes.
@@ -112,10 +116,10 @@ func New(opts Options) ([]byte, error) {
 	data := map[string]any{
 		"File": opts.File, "Name": w.Name, "Branch": w.Branch, "MSVC": w.MSVC, "GPU": w.GPURunner, "Minutes": int(w.Timeout.Minutes()),
 		"Jobs": Jobs(opts.Plan), "Host": hostLabels(w), "Dist": path.Join(folder, "dist"), "Attempts": path.Join(folder, ".kiln/attempts"), "To": "",
-		"Index": "", "BranchPush": opts.Publish.Index.Branch != "", "Push": false, "Install": "",
+		"Index": "", "BranchPush": opts.Publish.Index.Branch != "", "Push": false,
 		"Dispatch": slices.Contains(w.ReleaseOn, "dispatch"), "Releases": releases(w.ReleaseOn), "MaxParallel": cmp.Or(w.MaxParallel, matrix.GitHubMaxJobs),
 		"Cache": w.Cache, "CacheDir": path.Join(folder, ".kiln/cache/ccache"), "Attest": w.Attest, "SignKey": w.SignKey,
-		"Rows": "", "KilnURL": w.KilnURL, "KilnSHA256": "",
+		"Rows": "", "KilnURL": "", "KilnSHA256": "", "KilnWheel": "", "KilnIndex": cmp.Or(w.KilnIndex, "https://pypi.org/simple/"),
 		// Rows in containers have ROCm in their image.
 		"ROCm": slices.ContainsFunc(opts.Plan.HostedJobs(), func(j matrix.GitHubJob) bool { return j.ROCm != "" && j.Sandbox == "host" }),
 	}
@@ -142,23 +146,10 @@ func New(opts Options) ([]byte, error) {
 	case "kiln":
 		data["Secrets"] = []string{"KILN_TOKEN"}
 	}
-	if w.KilnURL != "" {
-		sums, err := kilnSums(w, opts.Plan)
-		if err != nil {
+	if w.Kiln != "path" {
+		if err := kilnSource(&opts, data); err != nil {
 			return nil, err
 		}
-		data["KilnSHA256"] = sums
-	} else if w.Kiln != "path" {
-		version := w.Kiln
-		if version == "" {
-			if version = opts.Version; !moduleVersion.MatchString(version) || strings.Contains(version, "dirty") {
-				version = "latest" // a build that no module proxy has
-			}
-		}
-		if !moduleVersion.MatchString(version) {
-			return nil, fmt.Errorf("workflow.kiln: %q is no version; write one such as v0.1.0, or path", version)
-		}
-		data["Install"] = "github.com/kiln-build/kiln/cmd/kiln@" + version
 	}
 	actions := maps.Clone(DefaultActions)
 	for name, ref := range w.Actions {
@@ -220,11 +211,32 @@ func releases(on []string) string {
 	return strings.Join(all, " || ")
 }
 
-// kilnSums are the hashes of kiln's programs, one word for each platform. Every platform that a job
-// runs on needs one.
-func kilnSums(w matrix.WorkflowSettings, plan *matrix.Plan) (string, error) {
+// kilnSource says where jobs get kiln: a program from an address, or a wheel. Every platform that a
+// job runs on needs a hash.
+func kilnSource(opts *Options, data map[string]any) error {
+	w := &opts.Workflow
+	sums := maps.Clone(w.KilnSHA256)
+	address, more := w.KilnURL, ""
+	if address == "" && w.KilnWheel == "" {
+		m, own := release.FindStringSubmatch(cmp.Or(w.Kiln, opts.Version)), release.FindStringSubmatch(opts.Version)
+		if m == nil && w.Kiln == "" {
+			return fmt.Errorf("workflow.kiln is not set, and this kiln (%s) is not from a release that jobs could fetch\n"+
+				"  set workflow: {kiln: {version: VERSION, sha256: {linux-amd64: …}}} to a release, {url: …} or {wheel: …} with its hashes, or kiln: path if the runners have it", opts.Version)
+		}
+		if m == nil {
+			return fmt.Errorf("workflow.kiln: %q is no release; write one such as v0.1.0, or path", w.Kiln)
+		}
+		address, more = fmt.Sprintf(releaseFiles, m[1]), "\n  it is in SHA256SUMS of the release: workflow: {kiln: {version: "+m[1]+", sha256: {PLATFORM: …}}}"
+		if own != nil && own[1] == m[1] {
+			for platform, sum := range opts.Sums {
+				if sums[platform] == "" && slices.Contains(matrix.KilnPlatforms, platform) {
+					sums[platform] = sum
+				}
+			}
+		}
+	}
 	need := map[string]string{"linux-amd64": "the jobs that plan and release"}
-	for _, j := range plan.HostedJobs() {
+	for _, j := range opts.Plan.HostedJobs() {
 		switch arm := strings.HasSuffix(j.Platform(), "aarch64"); {
 		case j.IsWindows():
 			need["windows-amd64"] = j.Row
@@ -233,15 +245,24 @@ func kilnSums(w matrix.WorkflowSettings, plan *matrix.Plan) (string, error) {
 		}
 	}
 	for _, platform := range slices.Sorted(maps.Keys(need)) {
-		if w.KilnSHA256[platform] == "" {
-			return "", fmt.Errorf("workflow.kiln.sha256 has no hash for %s, which is needed for %s", platform, need[platform])
+		if sums[platform] == "" {
+			return fmt.Errorf("workflow.kiln.sha256 has no hash for %s, which is needed for %s%s", platform, need[platform], more)
 		}
 	}
 	var words []string
-	for _, platform := range slices.Sorted(maps.Keys(w.KilnSHA256)) {
-		words = append(words, platform+"="+w.KilnSHA256[platform])
+	for _, platform := range slices.Sorted(maps.Keys(sums)) {
+		if w.KilnWheel != "" {
+			words = append(words, "--hash=sha256:"+sums[platform]) // pip takes the file that fits
+		} else {
+			words = append(words, platform+"="+sums[platform])
+		}
 	}
-	return strings.Join(words, " "), nil
+	if w.KilnWheel != "" {
+		data["KilnWheel"] = w.KilnWheel + " " + strings.Join(words, " ")
+	} else {
+		data["KilnURL"], data["KilnSHA256"] = address, strings.Join(words, " ")
+	}
+	return nil
 }
 
 // hostLabels are those of jobs that are not about a row.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -76,9 +77,14 @@ workflow:
   msvc: "14.44"
   timeout: 5h
 `},
-	"branch": {"flash-attn", "publish:\n  targets: {server: {kiln: \"https://wheels.example.org/\"}}\n  index: {dir: site, branch: gh-pages}\nworkflow: {triggers: tag}\n"},
-	"fork":   {"flash-attn", "cache: {remote: \"https://cache.example.org/kiln\"}\nworkflow:\n  release_on: push\n  kiln:\n    url: \"https://example.org/kiln-{platform}\"\n    sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}\n"},
+	"branch": {"flash-attn", "publish:\n  targets: {server: {kiln: \"https://wheels.example.org/\"}}\n  index: {dir: site, branch: gh-pages}\n" +
+		"workflow:\n  triggers: tag\n  kiln: {wheel: kiln-build==0.1.0, index: \"https://wheels.example.org/simple/\", sha256: {linux-amd64: " + someSum + "}}\n"},
+	"fork": {"flash-attn", "cache: {remote: \"https://cache.example.org/kiln\"}\nworkflow:\n  release_on: push\n  kiln:\n    url: \"https://example.org/kiln-{platform}\"\n    sha256: {linux-amd64: " + someSum + "}\n"},
 }
+
+const someSum = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+var someSums = map[string]string{"linux-amd64": someSum, "darwin-arm64": someSum}
 
 func parsePlan(t *testing.T, text string) (*matrix.File, *matrix.Plan) {
 	t.Helper()
@@ -105,7 +111,7 @@ func TestWorkflow(t *testing.T) {
 				text, _, _ = bytes.Cut(text, []byte("\nworkflow:"))
 			}
 			file, plan := parsePlan(t, string(text)+c.more)
-			got, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml", Version: "v0.1.0"})
+			got, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml", Version: "0.1.0", Sums: someSums})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -116,13 +122,43 @@ func TestWorkflow(t *testing.T) {
 	}
 }
 
+// TestOwnWorkflows: those of this repository pass the checker, with actions pinned as in the ones
+// that kiln writes.
+func TestOwnWorkflows(t *testing.T) {
+	names, err := filepath.Glob(filepath.Join("..", ".github", "workflows", "*.yml"))
+	if err != nil || len(names) < 2 {
+		t.Fatalf("%v: %q", err, names)
+	}
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lint(t, actionlint(t), filepath.Base(name), text)
+		if !strings.Contains(string(text), "\npermissions: {}\n") {
+			t.Errorf("%s as a whole has permissions", name)
+		}
+		for _, m := range regexp.MustCompile(`uses: (.*)`).FindAllStringSubmatch(string(text), -1) {
+			repo, _, _ := strings.Cut(m[1], "@")
+			for _, own := range workflow.DefaultActions {
+				if strings.HasPrefix(own, repo+"@") && own != m[1] {
+					t.Errorf("%s: %s, and kiln writes %s", name, m[1], own)
+				}
+			}
+			if !regexp.MustCompile(`@[0-9a-f]{40} # v`).MatchString(m[1]) {
+				t.Errorf("%s: %s is not pinned", name, m[1])
+			}
+		}
+	}
+}
+
 // checkWorkflow holds what is promised of every workflow.
 func checkWorkflow(t *testing.T, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		if run, ok := strings.CutPrefix(line, "run: "); ok && run != "|" { // the step that gets kiln, see TestInstall
-			if !strings.HasPrefix(run, "kiln ") && !strings.HasPrefix(run, "go install ") {
+			if !strings.HasPrefix(run, "kiln ") {
 				t.Errorf("a step is no kiln command: %s", run)
 			}
 			if strings.Contains(run, "${{") || strings.ContainsAny(run, ";|&`") {
@@ -199,11 +235,11 @@ packages:
 	if got := jobs[0].Rows[0].RunsOn; got != `["ubuntu-24.04"]` {
 		t.Errorf("debian-12 runs on %s, which GitHub does not host", got)
 	}
-	text, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "a/packages.yml", Version: "devel"})
+	text, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "a/packages.yml", Version: "v0.1.0", Sums: someSums})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"linux3:", "fromJSON(needs.prepare.outputs.linux3)", "needs: [prepare, linux, linux2, linux3]", "path: a/dist\n", "kiln@latest"} {
+	for _, want := range []string{"linux3:", "fromJSON(needs.prepare.outputs.linux3)", "needs: [prepare, linux, linux2, linux3]", "path: a/dist\n", "releases/download/v0.1.0/kiln-0.1.0-{platform}"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the workflow has no %q", want)
 		}
@@ -235,10 +271,39 @@ elsewhere-1.0-cpu-cp311-linux_x86_64: no hosted runner has debian-12, and on ano
 	}
 }
 
-// TestInstall runs the step that fetches kiln: the right program gets onto PATH, any other ends
-// the job.
-func TestInstall(t *testing.T) {
-	text, err := os.ReadFile("testdata/fork.yml")
+// TestKilnSource: a workflow whose jobs could not get kiln is not written.
+func TestKilnSource(t *testing.T) {
+	for _, test := range []struct{ name, kiln, version, want string }{
+		{"development", "", "v0.1.0-3-gabcdef0-dirty", "is not from a release"},
+		{"no version", "", "devel", "is not from a release"},
+		{"own release", "", "0.1.0", ""},
+		{"same release", "v0.1.0", "0.1.0", ""},
+		{"another release", "v0.2.0", "0.1.0", "workflow.kiln.sha256 has no hash for linux-amd64, which is needed for the jobs that plan and release\n  it is in SHA256SUMS of the release"},
+		{"another release with its hash", "{version: v0.2.0, sha256: {linux-amd64: " + someSum + "}}", "devel", ""},
+		{"no release", "main", "0.1.0", `"main" is no release`},
+		{"the hash of another platform", "{url: \"https://example.org/{platform}\", sha256: {linux-arm64: " + someSum + "}}", "0.1.0", "no hash for linux-amd64"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			text := "packages: {demo: {versions: [\"1.0\"], matrix: [{os: ubuntu-24.04, python: \"3.12\"}]}}\n"
+			if test.kiln != "" {
+				text += "workflow: {kiln: " + test.kiln + "}\n"
+			}
+			file, plan := parsePlan(t, text)
+			got, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml", Version: test.version, Sums: someSums})
+			if test.want == "" && (err != nil || !bytes.Contains(got, []byte("KILN_SHA256: \"linux-amd64="+someSum))) {
+				t.Errorf("%v\n%s", err, got)
+			}
+			if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// installStep is the script of the step that gets kiln.
+func installStep(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,6 +312,63 @@ func TestInstall(t *testing.T) {
 	if !ok {
 		t.Fatal("the workflow does not fetch kiln")
 	}
+	return script
+}
+
+// TestInstallWheel runs the step that lets pip install kiln, from an index in a folder.
+func TestInstallWheel(t *testing.T) {
+	python := os.Getenv("KILN_PYTHON")
+	if python == "" {
+		kilntest.Lacking(t, "python", "KILN_PYTHON is not set")
+	}
+	const info = "kiln_build-0.1.0.dist-info/"
+	content := kilntest.Zip(t, map[string][]byte{
+		info + "METADATA":                    []byte("Metadata-Version: 2.1\nName: kiln-build\nVersion: 0.1.0\n"),
+		info + "WHEEL":                       []byte("Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n"),
+		info + "RECORD":                      nil,
+		"kiln_build-0.1.0.data/scripts/kiln": []byte("#!/bin/sh\necho fetched\n"),
+	})
+	index := t.TempDir()
+	if err := os.Mkdir(filepath.Join(index, "kiln-build"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{
+		"kiln-build/index.html":                        []byte("<a href=\"kiln_build-0.1.0-py3-none-any.whl\">kiln_build-0.1.0-py3-none-any.whl</a>"),
+		"kiln-build/kiln_build-0.1.0-py3-none-any.whl": content,
+	} {
+		if err := os.WriteFile(filepath.Join(index, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script, sum := installStep(t, "testdata/branch.yml"), sha256.Sum256(content)
+	for hash, ok := range map[string]bool{hex.EncodeToString(sum[:]): true, strings.Repeat("0", 64): false} {
+		temp := t.TempDir()
+		paths := filepath.Join(temp, "paths")
+		cmd := exec.CommandContext(t.Context(), "bash", "-e", "-o", "pipefail", "-c", script)
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(python)+":"+os.Getenv("PATH"), "RUNNER_TEMP="+temp, "GITHUB_PATH="+paths, "PIP_FIND_LINKS=",
+			"KILN_INDEX=file://"+index, "KILN_WHEEL=kiln-build==0.1.0 --hash=sha256:"+strings.Repeat("1", 64)+" --hash=sha256:"+hash)
+		out, err := cmd.CombinedOutput()
+		if (err == nil) != ok {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if !ok {
+			continue
+		}
+		where, err := os.ReadFile(paths)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := exec.CommandContext(t.Context(), "sh", filepath.Join(strings.TrimSpace(string(where)), "kiln")).Output()
+		if string(got) != "fetched\n" {
+			t.Errorf("kiln printed %q, %v", got, err)
+		}
+	}
+}
+
+// TestInstall runs the step that fetches kiln: the right program gets onto PATH, any other ends
+// the job.
+func TestInstall(t *testing.T) {
+	script := installStep(t, "testdata/fork.yml")
 	dir := t.TempDir()
 	program := "#!/bin/sh\necho fetched\n"
 	if err := os.WriteFile(filepath.Join(dir, "kiln-linux-amd64"), []byte(program), 0o600); err != nil {

@@ -11,8 +11,9 @@ import (
 	"github.com/kiln-build/kiln/compat"
 )
 
-// version is set by the linker for releases.
-var version string
+// version is set by the linker, and released for the programs of a release: others of that version
+// have other bytes.
+var version, released string
 
 func (a *app) versionCommand() *cobra.Command {
 	var asJSON bool

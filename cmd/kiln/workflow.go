@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/internal/diag"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
 	"github.com/kiln-build/kiln/publish"
@@ -64,8 +66,13 @@ operating systems, targets or workflow settings.`,
 			if err := workflow.CheckJobs(p.plan); err != nil {
 				return err
 			}
+			sums, err := ownSum()
+			if err != nil {
+				return err
+			}
 			text, err := workflow.New(workflow.Options{
-				Plan: p.plan, Workflow: p.config.Workflow(), Publish: p.config.Publish(), File: filepath.ToSlash(flags.file), Version: kilnVersion(),
+				Plan: p.plan, Workflow: p.config.Workflow(), Publish: p.config.Publish(), File: filepath.ToSlash(flags.file),
+				Version: kilnVersion(), Sums: sums,
 			})
 			if err != nil {
 				return err
@@ -90,6 +97,19 @@ operating systems, targets or workflow settings.`,
 	cmd.Flags().BoolVar(&write, "write", false, "write the file instead of printing it")
 	cmd.Flags().StringVar(&output, "output", workflow.Path, "the `file` to write")
 	return cmd
+}
+
+// ownSum is the hash of this program, by its platform, if it is one of a release.
+func ownSum() (map[string]string, error) {
+	if released == "" {
+		return nil, nil
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	sum, _, err := fsx.SHA256(program)
+	return map[string]string{runtime.GOOS + "-" + runtime.GOARCH: sum}, err
 }
 
 // ciFile appends to a file that a variable of the runner names, or else prints.

@@ -42,11 +42,11 @@ var targets = []target{
 }
 
 type config struct {
-	out, version, key string
-	only              *regexp.Regexp
-	modified          time.Time // of everything in archives
-	commit            string
-	changed           bool // the checkout has changes that are in no commit
+	out, version, key, tag string
+	only                   *regexp.Regexp
+	modified               time.Time // of everything in archives
+	commit                 string
+	changed                bool // the checkout has changes that are in no commit
 }
 
 func main() {
@@ -54,6 +54,7 @@ func main() {
 	flag.StringVar(&c.out, "out", ".cache/dist", "the folder to write; it is replaced")
 	flag.StringVar(&c.version, "version", "", "the version (default: that of pyproject.toml)")
 	flag.StringVar(&c.key, "sign-key", "", "a file with an Ed25519 key that signs the provenance")
+	flag.StringVar(&c.tag, "tag", "", "the tag that the release is for; it must be v and the version")
 	only := flag.String("only", "", "only targets such as linux/amd64 that match")
 	flag.Parse()
 	c.only = regexp.MustCompile(*only)
@@ -141,6 +142,9 @@ func (c *config) complete(ctx context.Context) error {
 		}
 		c.version = string(m[1])
 	}
+	if c.tag != "" && c.tag != "v"+c.version {
+		return fmt.Errorf("the tag is %s, and pyproject.toml has version %s", c.tag, c.version)
+	}
 	line, err := exec.CommandContext(ctx, "git", "log", "-1", "--format=%H %cI").Output()
 	if err != nil {
 		return fmt.Errorf("git log: %w; a release is made from a checkout", err)
@@ -163,7 +167,7 @@ func (c *config) build(ctx context.Context, dir string, t target) (string, error
 	if t.os == "windows" {
 		name += ".exe"
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.version="+c.version, "-o", name, "./cmd/kiln")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X main.released=yes -X main.version="+c.version, "-o", name, "./cmd/kiln")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+t.os, "GOARCH="+t.arch)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Run(); err != nil {

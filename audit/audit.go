@@ -113,7 +113,11 @@ type checker struct {
 	metadata *wheel.Metadata
 	info     *wheel.WheelInfo
 	torch    *Snapshot
-	objects  []*object
+	// guessed says that torch is the build on record, where the wheel names only a version.
+	guessed bool
+	objects []*object
+	// searches says that Python code in the wheel tells Windows where to look for libraries.
+	searches bool
 	byName   map[string]*object
 }
 
@@ -124,8 +128,8 @@ type object struct {
 	undefined []elfSymbol // strong ones
 	exports   []string    // sorted
 	gpu       gpuCode
-	imports   []string // of a PE file, as dll:name
 	places    map[string][]string
+	pe        *peFile
 }
 
 func (o *object) has(symbol string) bool {
@@ -249,6 +253,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 		problem error  // with the object
 		digest  string // the algorithm, if it does not agree
 		corrupt string
+		search  finder
 	}
 	var list []wheel.Member
 	for m := range w.Files() {
@@ -256,6 +261,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 			list = append(list, m)
 		}
 	}
+	windows := slices.ContainsFunc(c.filename.Platform, func(tag string) bool { return strings.HasPrefix(tag, "win") })
 	p := spooler{dir: c.opts.TempDir, inMemory: c.opts.inMemory}
 	results := make([]result, len(list))
 	order := make([]int, len(list))
@@ -286,6 +292,10 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 			var member *spooled
 			var kind string
 			var in io.Reader = src
+			python := windows && path.Ext(m.Name) == ".py"
+			if python {
+				out = io.MultiWriter(out, &results[i].search)
+			}
 			section, stored := w.Stored(m.Name)
 			stored = stored && p.isLarge(m.Size)
 			switch {
@@ -295,7 +305,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 				if _, err = p.copy(gctx, out, src, m.Size); err == nil {
 					member, kind, err = inPlace(section)
 				}
-			case c.opts.SkipDigests:
+			case c.opts.SkipDigests && !python:
 				var native bool
 				if in, native, err = peek(src); err != nil || !native {
 					return err
@@ -331,6 +341,7 @@ func (c *checker) members(ctx context.Context, w *wheel.Reader) error {
 	}
 	for i := range results {
 		r := &results[i]
+		c.searches = c.searches || r.search.found
 		if r.corrupt != "" {
 			c.find(RuleCorrupt, list[i].Name, "%s", r.corrupt)
 		}
@@ -435,7 +446,9 @@ func (o *object) readELF(r io.ReaderAt, size int64) error {
 		if o.Python = suffix.python; suffix.abi3 {
 			o.Python = "abi3"
 		}
-		o.Pybind = pybindInternals(r, e)
+		if s, ok := e.section(".rodata"); ok {
+			o.Pybind = pybindInternals(r, s.offset, s.size)
+		}
 		if use := pythonUseOf(o.pythonNames()); len(use.names) > 0 && len(use.unstable) == 0 {
 			o.StableABI = fmt.Sprintf("3.%d", max(use.minor, 2))
 		}
@@ -446,6 +459,13 @@ func (o *object) readELF(r io.ReaderAt, size int64) error {
 // pythonNames are the names a module takes from the interpreter.
 func (o *object) pythonNames() []string {
 	var names []string
+	if o.pe != nil {
+		for i := range o.pe.imports {
+			if im := &o.pe.imports[i]; pythonDLL.MatchString(im.library) && im.name != "" {
+				names = append(names, im.name)
+			}
+		}
+	}
 	for i := range o.undefined {
 		if name := o.undefined[i].name; isPythonSymbol(name) && !strings.HasPrefix(name, "PyInit_") {
 			names = append(names, name)
@@ -477,6 +497,7 @@ func (c *checker) judge() {
 	}
 	c.checkImages()
 	c.checkTorch()
+	c.checkWindows()
 	c.checkLocalVersion()
 	for _, o := range c.objects {
 		c.report.Objects = append(c.report.Objects, o.Object)
@@ -485,6 +506,14 @@ func (c *checker) judge() {
 
 // linked says whether the file is a library or a program that a CPU runs.
 func (o *object) linked() bool { return o.Kind == "pe" || o.Kind == "elf" && o.elf != nil }
+
+// platform is the system and machine of a snapshot that the file can be compared with.
+func (o *object) platform() string {
+	if o.pe != nil {
+		return o.pe.platform()
+	}
+	return "linux_" + o.Machine
+}
 
 // native are the objects that make a wheel depend on a platform.
 func (c *checker) native() []*object {
@@ -495,7 +524,7 @@ func (c *checker) native() []*object {
 func (c *checker) checkLayout() {
 	native := c.native()
 	for _, module := range c.opts.Modules {
-		if !slices.ContainsFunc(native, func(o *object) bool { return o.Module == module || o.Kind == "pe" && moduleName(o.Path) == module }) {
+		if !slices.ContainsFunc(native, func(o *object) bool { return o.Module == module }) {
 			c.find(RuleModuleMissing, "", "no extension module %s", module).with(module)
 		}
 	}
@@ -561,7 +590,11 @@ func (c *checker) checkHardening(o *object) {
 // checkBundled looks for libraries that a wheel must not bring. Wheels whose purpose it is to
 // bring them may.
 func (c *checker) checkBundled(o *object) {
-	if !c.isWheel || o.Kind != "elf" || o.Module != "" {
+	if !c.isWheel || o.Module != "" {
+		return
+	}
+	if o.pe != nil {
+		c.checkBundledDLL(o)
 		return
 	}
 	base := path.Base(o.Path)
@@ -602,6 +635,9 @@ func (c *checker) checkPython(o *object) {
 	}
 	if o.Module == "" {
 		return
+	}
+	if o.pe != nil {
+		c.checkPythonDLL(o)
 	}
 	tag, abi3 := "", false
 	if c.isWheel {
@@ -646,10 +682,10 @@ func (c *checker) checkPython(o *object) {
 // checkPythonSymbols compares the names with those of the interpreter, if kiln knows it.
 func (c *checker) checkPythonSymbols(o *object, tag string, use pythonUse) {
 	minor := pythonMinor(tag)
-	if minor == 0 || o.Machine != "x86_64" || strings.HasSuffix(tag, "t") {
+	if minor == 0 || strings.HasSuffix(tag, "t") {
 		return
 	}
-	python, err := builtin(KindPython, fmt.Sprintf("3.%d", minor))
+	python, err := builtin(KindPython, fmt.Sprintf("3.%d", minor), o.platform())
 	if err != nil {
 		return
 	}
@@ -677,8 +713,7 @@ func (c *checker) checkLocalVersion() {
 		want := digits[:len(digits)-1]
 		for _, o := range c.objects {
 			for _, lib := range o.Needed {
-				version, ok := strings.CutPrefix(lib, "libcudart.so.")
-				if major, _, _ := strings.Cut(version, "."); ok && major != want {
+				if major := cudaMajor(lib); major != "" && major != want {
 					c.find(RuleLocalVersion, o.Path, "labeled %s, but needs %s", part, lib).with(lib)
 				}
 			}

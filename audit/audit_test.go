@@ -434,7 +434,7 @@ func TestPolicies(t *testing.T) {
 // of, and as a file of its own it is read as the same.
 func TestBuiltins(t *testing.T) {
 	files, err := filepath.Glob("snapshots/*.table")
-	if err != nil || len(files) != 3 {
+	if err != nil || len(files) != 5 {
 		t.Fatalf("tables %v (%v)", files, err)
 	}
 	total := 0

@@ -12,28 +12,45 @@ import (
 	"github.com/kiln-build/kiln/audit/internal/table"
 )
 
-// The snapshots that are built in: a table for each kind. snapshots/README.md says what they were
-// made from; `go run ./audit/internal/generate` adds to them.
+// The snapshots that are built in: a table for each kind and system. snapshots/README.md says what
+// they were made from; `go run ./audit/internal/generate` adds to them.
 var (
 	//go:embed snapshots/torch.table
 	torchTable string
+	//go:embed snapshots/torch-windows.table
+	torchWindowsTable string
 	//go:embed snapshots/python.table
 	pythonTable string
+	//go:embed snapshots/python-windows.table
+	pythonWindowsTable string
 	//go:embed snapshots/system.table
 	systemTable string
 )
 
 var builtinTables = sync.OnceValue(func() map[string]*table.Table {
 	out := map[string]*table.Table{}
-	for kind, data := range map[string]string{KindTorch: torchTable, KindPython: pythonTable, KindSystem: systemTable} {
+	for name, data := range map[string]string{
+		"torch": torchTable, "torch-windows": torchWindowsTable, "python": pythonTable, "python-windows": pythonWindowsTable, "system": systemTable,
+	} {
 		t, err := table.Open(data)
 		if err != nil {
-			panic(fmt.Errorf("builtin snapshots of %s: %w", kind, err)) // they are in the program
+			panic(fmt.Errorf("builtin snapshots of %s: %w", name, err)) // they are in the program
 		}
-		out[kind] = t
+		out[name] = t
 	}
 	return out
 })
+
+// tableName is the table that has the snapshots of a kind for a platform.
+func tableName(kind, platform string) string {
+	if strings.HasPrefix(platform, "win") {
+		return kind + "-windows"
+	}
+	return kind
+}
+
+// Table is the name of the table that a snapshot belongs into, to be built in.
+func (s *Snapshot) Table() string { return tableName(s.Kind, s.Platform) }
 
 // splitLabel gives what a label such as "torch-2.6.0+cu124-linux_x86_64-84280550c1d9" says.
 func splitLabel(label string) (version, platform string) {
@@ -44,27 +61,39 @@ func splitLabel(label string) (version, platform string) {
 	return parts[1], parts[2]
 }
 
-// Builtins are the versions of torch that snapshots are built in for, oldest first, with their
-// local part. The caller owns the slice.
-func Builtins() []string {
+// Builtins are the versions of torch that snapshots for Linux are built in for, oldest first, with
+// their local part. The caller owns the slice.
+func Builtins() []string { return builtinVersions("linux_x86_64") }
+
+func builtinVersions(platform string) []string {
 	var out []string
-	for _, label := range builtinTables()[KindTorch].Labels() {
+	for _, label := range builtinTables()[tableName(KindTorch, platform)].Labels() {
 		version, _ := splitLabel(label)
 		out = append(out, version)
 	}
 	return out
 }
 
-// Builtin returns the builtin snapshot of a torch version: "2.6.0+cu124", or "2.6.0" for the one
-// there is.
-func Builtin(version string) (*Snapshot, error) { return builtin(KindTorch, version) }
+// Builtin returns the builtin snapshot of a torch version: "2.6.0+cu124" of Linux, "2.6.0+cpu" of
+// Windows, or "2.6.0" for the one of Linux there is. An audit of a Windows wheel takes that of
+// Windows in its place.
+func Builtin(version string) (*Snapshot, error) {
+	s, err := builtin(KindTorch, version, "linux_x86_64")
+	if err == nil {
+		return s, nil
+	}
+	if s, werr := builtin(KindTorch, version, "win_amd64"); werr == nil {
+		return s, nil
+	}
+	return nil, err
+}
 
-func builtin(kind, version string) (*Snapshot, error) {
-	t := builtinTables()[kind]
+func builtin(kind, version, platform string) (*Snapshot, error) {
+	t := builtinTables()[tableName(kind, platform)]
 	i := slices.IndexFunc(t.Labels(), func(label string) bool {
-		full, _ := splitLabel(label)
+		full, p := splitLabel(label)
 		public, _, _ := strings.Cut(full, "+")
-		return version == "" || version == full || version == public
+		return p == platform && (version == "" || version == full || version == public)
 	})
 	if i >= 0 {
 		list, err := readReleases(t, []int{i}, nil)
@@ -74,7 +103,7 @@ func builtin(kind, version string) (*Snapshot, error) {
 		return list[0], nil
 	}
 	if kind == KindTorch {
-		return nil, fmt.Errorf("no snapshot of torch %s is built in; there are %s", version, strings.Join(Builtins(), ", "))
+		return nil, fmt.Errorf("no snapshot of torch %s is built in; there are %s", version, strings.Join(builtinVersions(platform), ", "))
 	}
 	return nil, fmt.Errorf("no snapshot of %s %s is built in", kind, version)
 }
@@ -82,7 +111,7 @@ func builtin(kind, version string) (*Snapshot, error) {
 // builtinTorches gives the builtin snapshots of torch for a platform, oldest first, with those of
 // their names that are wanted, which are sorted.
 func builtinTorches(platform string, wanted []string) []*Snapshot {
-	t := builtinTables()[KindTorch]
+	t := builtinTables()[tableName(KindTorch, platform)]
 	var which []int
 	for i, label := range t.Labels() {
 		if _, p := splitLabel(label); p == platform {
@@ -133,7 +162,7 @@ func readReleases(t *table.Table, which []int, wanted []string) ([]*Snapshot, er
 // systemNames are the symbols of glibc, libstdc++ and their companions, sorted; nil where kiln
 // has no record.
 var systemNames = sync.OnceValue(func() *Snapshot {
-	s, err := builtin(KindSystem, "")
+	s, err := builtin(KindSystem, "", "linux_x86_64")
 	if err != nil {
 		return nil
 	}

@@ -221,6 +221,9 @@ func isLoader(soname string) bool {
 
 // torchLibrary says whether a library belongs to torch.
 func torchLibrary(soname string) bool {
+	if isDLL(soname) {
+		return dllSource(soname) == fromTorch
+	}
 	stem, _, _ := strings.Cut(soname, ".so")
 	switch stem {
 	case "libc10", "libc10_cuda", "libc10_hip", "libc10_xpu", "libtorch", "libtorch_cpu", "libtorch_cuda", "libtorch_hip", "libtorch_xpu",

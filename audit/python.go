@@ -119,16 +119,15 @@ func pythonUseOf(names []string) pythonUse {
 var pybindID = regexp.MustCompile(`__pybind11_internals_v[0-9A-Za-z_]+__`)
 
 // pybindInternals looks for the id that pybind11 modules share their types under. It is a
-// string among the constants of the file.
-func pybindInternals(r io.ReaderAt, e *elfFile) string {
-	s, ok := e.section(".rodata")
-	if !ok || s.size > 512<<20 {
+// string among the constants of the file, which are size bytes at offset.
+func pybindInternals(r io.ReaderAt, offset, size int64) string {
+	if size > 512<<20 {
 		return ""
 	}
 	const overlap = 256
 	buf := make([]byte, 1<<20)
-	for at := int64(0); at < s.size; at += int64(len(buf)) - overlap {
-		n, err := r.ReadAt(buf[:min(int64(len(buf)), s.size-at)], s.offset+at)
+	for at := int64(0); at < size; at += int64(len(buf)) - overlap {
+		n, err := r.ReadAt(buf[:min(int64(len(buf)), size-at)], offset+at)
 		if n == 0 {
 			return ""
 		}

@@ -19,6 +19,9 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 	// Platform is nil if there is no native Linux code.
 	Platform *Platform `json:"platform,omitempty"`
+	// External are the libraries that Windows files need and that neither the wheel, nor Windows,
+	// nor Python has, sorted: those of torch, CUDA, drivers and the C++ runtime, and missing ones.
+	External []string `json:"external,omitempty"`
 	// Torch is the torch that symbols were compared with, such as "2.6.0+cu124"; "" if none.
 	Torch string `json:"torch,omitempty"`
 	// WorksWith has a line for every torch that was tried; empty if the wheel does not use
@@ -71,9 +74,11 @@ type Object struct {
 	Size    int64  `json:"size"`
 	Machine string `json:"machine,omitempty"`
 	// Module is the name the file is imported under, if it is an extension module.
-	Module  string   `json:"module,omitempty"`
-	Soname  string   `json:"soname,omitempty"`
-	Needed  []string `json:"needed,omitempty"`
+	Module string   `json:"module,omitempty"`
+	Soname string   `json:"soname,omitempty"`
+	Needed []string `json:"needed,omitempty"`
+	// Delayed are libraries that a Windows file loads when it first calls them.
+	Delayed []string `json:"delayed,omitempty"`
 	RunPath []string `json:"run_path,omitempty"`
 	GLIBC   string   `json:"glibc,omitempty"`
 	GLIBCXX string   `json:"glibcxx,omitempty"`

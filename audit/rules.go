@@ -41,6 +41,7 @@ const (
 	RulePlatformLoose     = "platform-loose"
 	RulePlatformLibrary   = "platform-library"
 	RuleISA               = "isa-level"
+	RuleVCRuntime         = "vc-runtime"
 	RuleRunPath           = "run-path"
 	RuleExecStack         = "exec-stack"
 	RuleStaticTLS         = "static-tls"
@@ -209,6 +210,11 @@ var rules = []Rule{
 		"Compile for the baseline and choose faster code at run time.",
 	},
 	{
+		RuleVCRuntime, Warning, "A C++ runtime that neither Windows nor Python brings",
+		"The file was compiled by Visual C++ with /MD, as usual. Machines without the Visual C++ Redistributable do not have the library; many programs install it.",
+		"Copy the library into the wheel with `delvewheel repair`, link it statically (/MT), or tell users to install the Redistributable.",
+	},
+	{
 		RuleRunPath, Warning, "A run path leads to the machine that built it",
 		"RPATH or RUNPATH has an absolute folder. On other machines it is useless at best; at worst another user can put a library there.",
 		"Link without -rpath, or with $ORIGIN; `patchelf --set-rpath` repairs a finished file.",
@@ -235,7 +241,7 @@ var rules = []Rule{
 	},
 	{
 		RuleLibraryMissing, Error, "A needed library is nowhere to be found",
-		"The module was linked with a library that neither the wheel, nor torch, nor a manylinux system has. Import fails with `cannot open shared object file`.",
+		"The module was linked with a library that neither the wheel, nor torch, nor a manylinux system has. Import fails with `cannot open shared object file`, on Windows with `DLL load failed`. There it also fails if the library is in a folder where Windows does not look.",
 		"Vendor the library, depend on the package that brings it, or link it statically.",
 	},
 	{

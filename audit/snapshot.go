@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"debug/elf"
@@ -54,7 +55,7 @@ type Snapshot struct {
 	ROCm string `json:"rocm,omitempty"`
 	// CXX11ABI says whether torch was built with libstdc++'s new strings; nil if unknown.
 	CXX11ABI *bool `json:"cxx11_abi,omitempty"`
-	// Platform is the system and machine, such as "linux_x86_64".
+	// Platform is the system and machine, such as "linux_x86_64" or "win_amd64".
 	Platform string `json:"platform"`
 	// Python is the interpreter torch's own binding is for, such as "cp312".
 	Python string `json:"python,omitempty"`
@@ -340,7 +341,7 @@ func snapshotOf(ctx context.Context, files []torchFile, opts SnapshotOptions) (*
 			mu.Lock()
 			defer mu.Unlock()
 			s.Libraries = append(s.Libraries, facts.lib)
-			if facts.lib.Soname == "libtorch_cuda.so" {
+			if facts.lib.Soname == "libtorch_cuda.so" || facts.lib.Soname == "torch_cuda.dll" {
 				archs = facts.archs
 			}
 			if facts.pybind != "" {
@@ -391,9 +392,10 @@ type libraryFacts struct {
 	platform string
 	pybind   string
 	archs    []string
+	program  bool
 }
 
-// snapshotLibrary reads one file, or returns nil if it is not an ELF library.
+// snapshotLibrary reads one file, or returns nil if it is no library.
 func snapshotLibrary(ctx context.Context, f torchFile, opts SnapshotOptions, large *sync.Mutex) (*libraryFacts, error) {
 	r, err := f.open()
 	if err != nil {
@@ -419,33 +421,52 @@ func snapshotLibrary(ctx context.Context, f torchFile, opts SnapshotOptions, lar
 		large.Lock()
 		defer large.Unlock()
 	}
-	e, err := readELF(at, size)
-	if errors.Is(err, errNotELF) {
-		return nil, nil
-	}
+	facts, err := libraryOf(at, size, path.Base(f.name))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.name, err)
 	}
-	if e.kind != elf.ET_DYN {
+	if facts == nil || facts.program {
 		return nil, nil
 	}
-	facts := &libraryFacts{
-		lib:      SnapshotLibrary{File: path.Base(f.name), Soname: e.soname, Needed: e.needed},
-		platform: "linux_" + e.architecture(),
-	}
-	if facts.lib.Soname == "" {
-		facts.lib.Soname = facts.lib.File
-	}
-	facts.lib.names = exportedNames(e)
-	facts.lib.Count = len(facts.lib.names)
-	if strings.HasPrefix(facts.lib.File, "libtorch_python") {
-		facts.pybind = pybindInternals(at, e)
-	}
-	if strings.HasPrefix(facts.lib.File, "libtorch_cuda.so") {
+	if facts.lib.File == "torch_cuda.dll" || strings.HasPrefix(facts.lib.File, "libtorch_cuda.so") {
 		if gpu, err := readGPU(at, size); err == nil {
 			facts.archs = gpu.common()
 		}
 	}
+	return facts, nil
+}
+
+// libraryOf reads what a library or a program offers, or returns nil if the file is neither.
+func libraryOf(r io.ReaderAt, size int64, name string) (*libraryFacts, error) {
+	facts := &libraryFacts{lib: SnapshotLibrary{File: name}}
+	l := &facts.lib
+	binding := strings.HasPrefix(name, "libtorch_python") || name == "torch_python.dll"
+	e, err := readELF(r, size)
+	switch {
+	case errors.Is(err, errNotELF):
+		f, err := readPE(r, size)
+		if errors.Is(err, errNotPE) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		facts.program = !f.library || f.managed
+		l.File = strings.ToLower(name)
+		l.Soname, l.Needed, l.names, facts.platform = l.File, f.libraries(false), f.exports, f.platform()
+		if binding {
+			facts.pybind = pybindInternals(r, f.rdata[0], f.rdata[1])
+		}
+	case err != nil:
+		return nil, err
+	default:
+		facts.program = e.kind != elf.ET_DYN
+		l.Soname, l.Needed, l.names, facts.platform = cmp.Or(e.soname, name), e.needed, exportedNames(e), "linux_"+e.architecture()
+		if s, ok := e.section(".rodata"); ok && binding {
+			facts.pybind = pybindInternals(r, s.offset, s.size)
+		}
+	}
+	l.Count = len(l.names)
 	return facts, nil
 }
 
@@ -502,25 +523,24 @@ func takeFile(kind, file string) (SnapshotLibrary, string, error) {
 	if err != nil {
 		return SnapshotLibrary{}, "", err
 	}
-	e, err := readELF(f, info.Size())
+	facts, err := libraryOf(f, info.Size(), filepath.Base(file))
+	if err == nil && facts == nil {
+		err = errors.New("neither a library nor a program")
+	}
 	if err != nil {
 		return SnapshotLibrary{}, "", err
 	}
-	l := SnapshotLibrary{File: filepath.Base(file), Soname: e.soname, Needed: e.needed, names: exportedNames(e)}
+	l := facts.lib
 	if kind == KindPython {
 		// Interpreters are linked in many ways; what they offer to modules is the same.
-		l.File, l.Needed = "python", nil
+		l.File, l.Soname, l.Needed = "python", "python", nil
 		l.names = slices.DeleteFunc(l.names, func(name string) bool { return !isPythonSymbol(name) })
-		l.Soname = l.File
 		if len(l.names) == 0 {
 			return l, "", errors.New("exports no Python symbols; libpython may be a library of its own")
 		}
+		l.Count = len(l.names)
 	}
-	if l.Soname == "" {
-		l.Soname = l.File
-	}
-	l.Count = len(l.names)
-	return l, "linux_" + e.architecture(), nil
+	return l, facts.platform, nil
 }
 
 // OpenSnapshot reads a snapshot from a file, takes one of a torch wheel or folder, or finds

@@ -41,16 +41,35 @@ func (c *checker) chooseTorch() {
 	c.torch = c.opts.Torch
 	if c.torch == nil && !c.opts.NoTorch && c.isWheel && slices.ContainsFunc(c.objects, (*object).needsTorch) {
 		if version := c.namedTorch(); version != "" {
-			if s, err := Builtin(version); err == nil {
-				c.torch = s
+			if s, err := builtin(KindTorch, version, c.system()); err == nil {
+				c.torch, c.guessed = s, true
 			} else {
 				c.find(RuleTorchVersion, "", "names torch %s, of which there is no snapshot", version)
 			}
 		}
 	}
+	if c.torch != nil && !strings.HasPrefix(c.torch.Platform, c.system()[:3]) && slices.ContainsFunc(c.objects, (*object).needsTorch) {
+		// A version on record stands for the one of every system.
+		public, _, _ := strings.Cut(c.torch.Version, "+")
+		s, err := builtin(KindTorch, public, c.system())
+		if err != nil {
+			c.find(RuleTorchVersion, "", "%s is for %s, and there is no snapshot for %s", c.torch.Title(), c.torch.Platform, c.system())
+		}
+		c.torch, c.guessed = s, true
+	}
 	if c.torch != nil {
 		c.report.Torch = c.torch.Version
 	}
+}
+
+// system is the platform of the files that need torch.
+func (c *checker) system() string {
+	for _, o := range c.objects {
+		if o.linked() && o.needsTorch() {
+			return o.platform()
+		}
+	}
+	return "linux_x86_64"
 }
 
 // namedTorch is the exact torch version in the local label or in the requirements.
@@ -229,8 +248,8 @@ type lookup struct {
 func (c *checker) checkTorch() {
 	list := c.loadable()
 	usesTorch := slices.ContainsFunc(list, (*object).needsTorch)
-	if usesTorch && c.isWheel && c.metadata != nil && len(c.torchRequirements()) == 0 && c.filename.Name != "torch" {
-		c.find(RuleTorchUndeclared, "", "no Requires-Dist on torch")
+	if usesTorch {
+		c.checkDeclared()
 	}
 	var lookups []lookup
 	for _, o := range list {
@@ -294,6 +313,13 @@ func (c *checker) checkTorch() {
 		} else {
 			f.Message += "; no torch on record has it"
 		}
+	}
+}
+
+// checkDeclared looks for torch among the requirements of a wheel that needs it.
+func (c *checker) checkDeclared() {
+	if c.isWheel && c.metadata != nil && len(c.torchRequirements()) == 0 && c.filename.Name != "torch" {
+		c.find(RuleTorchUndeclared, "", "no Requires-Dist on torch")
 	}
 }
 

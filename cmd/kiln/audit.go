@@ -295,6 +295,9 @@ func auditFacts(r *audit.Report) [][2]string {
 			add("outside", "%s", strings.Join(p.External, " "))
 		}
 	}
+	if len(r.External) > 0 {
+		add("outside", "%s", strings.Join(r.External, " "))
+	}
 	if python != "" && len(modules) == 1 {
 		add("python", "%s", python)
 	}

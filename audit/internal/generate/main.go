@@ -1,6 +1,7 @@
 // Command generate adds snapshots to the tables that are built into package audit:
 //
 //	go run ./audit/internal/generate torch==2.9.0
+//	go run ./audit/internal/generate -windows torch==2.9.0
 //	go run ./audit/internal/generate python-3.14-linux_x86_64-….kilnsnap
 //
 // It takes requirements of torch, whose wheels pip downloads, torch wheels, folders with an
@@ -13,6 +14,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -26,27 +28,34 @@ import (
 )
 
 func main() {
-	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: go run ./audit/internal/generate torch==VERSION|TORCH.whl|FOLDER|SNAPSHOT…")
+	windows := flag.Bool("windows", false, "download the wheels for Windows")
+	flag.Parse()
+	if flag.NArg() == 0 {
+		fmt.Fprintln(os.Stderr, "usage: go run ./audit/internal/generate [-windows] torch==VERSION|TORCH.whl|FOLDER|SNAPSHOT…")
 		os.Exit(2)
 	}
-	for _, source := range os.Args[1:] {
-		if err := add(context.Background(), "audit/snapshots", source); err != nil {
+	platforms := []string{"manylinux_2_28_x86_64", "manylinux1_x86_64"} // torch was manylinux1 up to 2.6, by its tag
+	if *windows {
+		platforms = []string{"win_amd64"}
+	}
+	for _, source := range flag.Args() {
+		if err := add(context.Background(), "audit/snapshots", source, platforms...); err != nil {
 			fmt.Fprintln(os.Stderr, "generate:", err)
 			os.Exit(1)
 		}
 	}
 }
 
-// add puts what source has into the table of its kind in dir.
-func add(ctx context.Context, dir, source string) error {
+// add puts what source has into the table of its kind in dir. platforms are the tags of wheels that
+// are downloaded.
+func add(ctx context.Context, dir, source string, platforms ...string) error {
 	if strings.HasPrefix(source, "torch==") {
 		folder, err := os.MkdirTemp("", "kiln-torch-")
 		if err != nil {
 			return err
 		}
 		defer os.RemoveAll(folder)
-		if source, err = download(ctx, folder, source); err != nil {
+		if source, err = download(ctx, folder, source, platforms); err != nil {
 			return err
 		}
 	}
@@ -62,7 +71,7 @@ func add(ctx context.Context, dir, source string) error {
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(dir, s.Kind+".table")
+	file := filepath.Join(dir, s.Table()+".table")
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -85,13 +94,12 @@ func add(ctx context.Context, dir, source string) error {
 }
 
 // download fetches a wheel from the package index that pip is set up for, and returns its path.
-func download(ctx context.Context, folder, requirement string) (string, error) {
+func download(ctx context.Context, folder, requirement string, platforms []string) (string, error) {
 	args := []string{
 		"-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", folder,
 		"--implementation", "cp", "--python-version", "3.12",
 	}
-	// torch was manylinux1 up to 2.6, by its tag.
-	for _, platform := range []string{"manylinux_2_28_x86_64", "manylinux1_x86_64"} {
+	for _, platform := range platforms {
 		args = append(args, "--platform", platform)
 	}
 	cmd := exec.CommandContext(ctx, cmp.Or(os.Getenv("KILN_PYTHON"), "python3"), append(args, requirement)...)

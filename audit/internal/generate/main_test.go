@@ -114,7 +114,7 @@ func TestAddRequirement(t *testing.T) {
 	t.Setenv("PIP_NO_INDEX", "1")
 	t.Setenv("PIP_FIND_LINKS", dir)
 	t.Setenv("PIP_CONFIG_FILE", os.DevNull)
-	if err := add(t.Context(), dir, "torch==2.99.0"); err != nil {
+	if err := add(t.Context(), dir, "torch==2.99.0", "manylinux_2_28_x86_64"); err != nil {
 		t.Fatal(err)
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "torch.table"))
@@ -128,7 +128,7 @@ func TestAddRequirement(t *testing.T) {
 	if len(got) != 1 || identity(got[0]) != "torch-2.99.0+cu130-linux_x86_64" || !slices.Contains(got[0].Names["libtorch.so"], "kiln_torch_symbol") {
 		t.Errorf("the table has %+v", got)
 	}
-	if err := add(t.Context(), dir, "torch==2.98.0"); err == nil {
+	if err := add(t.Context(), dir, "torch==2.98.0", "manylinux_2_28_x86_64"); err == nil {
 		t.Error("added a release that is not there")
 	}
 }

@@ -395,6 +395,17 @@ func (f *peFile) libraries(delayed bool) []string {
 	return out
 }
 
+// namesFrom are the names that the file takes from some libraries when it is loaded.
+func (f *peFile) namesFrom(library func(string) bool) []string {
+	var out []string
+	for i := range f.imports {
+		if im := &f.imports[i]; !im.delayed && im.name != "" && im.name[0] != '#' && library(im.library) {
+			out = append(out, im.name)
+		}
+	}
+	return out
+}
+
 // readPE reads the tables of a Windows file; false means that it is none.
 func (o *object) readPE(r io.ReaderAt, size int64) (ok bool, problem error) {
 	f, err := readPE(r, size)

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/ianlancetaylor/demangle"
 )
 
 // How a wheel is bound to torch.
@@ -41,11 +39,15 @@ func stableTorchName(name string) bool {
 func (c *checker) fromTorch(list []*object, torches []*Snapshot) []string {
 	var names []string
 	for _, o := range list {
+		if o.pe != nil {
+			names = append(names, o.pe.namesFrom(torchLibrary)...)
+			continue
+		}
 		names = append(names, c.unresolved(o, c.scopeOf(o, nil))...)
 	}
 	slices.Sort(names)
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool {
-		return !torchSymbol(name) && !slices.ContainsFunc(torches, func(t *Snapshot) bool { return t.Provider(name) != nil })
+		return !torchSymbol(name) && name[0] != '?' && !slices.ContainsFunc(torches, func(t *Snapshot) bool { return t.Provider(name) != nil })
 	})
 }
 
@@ -102,8 +104,7 @@ func firstWithAll(names []string, torches []*Snapshot) string {
 func (c *checker) cudaMajor(list []*object) string {
 	for _, o := range list {
 		for _, lib := range o.Needed {
-			if version, ok := strings.CutPrefix(lib, "libcudart.so."); ok {
-				major, _, _ := strings.Cut(version, ".")
+			if major := cudaMajor(lib); major != "" {
 				return major
 			}
 		}
@@ -205,7 +206,7 @@ func (c *checker) explain(torches []*Snapshot) {
 		if v.Symbol == "" {
 			continue
 		}
-		v.Name = demangle.Filter(v.Symbol)
+		v.Name = windowsName(v.Symbol)
 		var have []string
 		for _, t := range torches {
 			if t.Provider(v.Symbol) != nil {

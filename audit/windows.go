@@ -600,14 +600,20 @@ func (w *windowsCheck) compareTorches(list []*object) {
 	platform := list[0].platform()
 	var wanted []string
 	for _, o := range list {
-		for i := range o.pe.imports {
-			wanted = append(wanted, o.pe.imports[i].name)
-		}
+		wanted = append(wanted, o.pe.namesFrom(isDLL)...)
 	}
 	slices.Sort(wanted)
 	cuda := w.needsCUDA()
+	torches := builtinTorches(platform, slices.Compact(wanted))
+	if w.torch != nil {
+		i := slices.IndexFunc(torches, func(t *Snapshot) bool { return t.Version == w.torch.Version })
+		if i < 0 {
+			i, torches = len(torches), append(torches, nil)
+		}
+		torches[i] = w.torch
+	}
 	versions := make([][]string, len(w.lookups))
-	try := func(torch *Snapshot) {
+	for _, torch := range torches {
 		w.report.WorksWith = append(w.report.WorksWith, windowsVerdict(list, torch, cuda))
 		for i, l := range w.lookups {
 			if lib := torch.Library(l.file); lib != nil && lib.Has(l.symbol) {
@@ -615,16 +621,8 @@ func (w *windowsCheck) compareTorches(list []*object) {
 			}
 		}
 	}
-	tried := false
-	for _, torch := range builtinTorches(platform, slices.Compact(wanted)) {
-		if w.torch != nil && torch.Version == w.torch.Version {
-			tried, torch = true, w.torch
-		}
-		try(torch)
-	}
-	if w.torch != nil && !tried {
-		try(w.torch)
-	}
+	w.report.TorchABI = w.torchABI(list, torches)
+	w.explain(torches)
 	for i, l := range w.lookups {
 		f := &w.report.Findings[l.finding]
 		if len(versions[i]) > 0 {
@@ -661,7 +659,11 @@ func windowsVerdict(list []*object, torch *Snapshot, cuda bool) TorchVerdict {
 			if other && strings.Contains(strings.ToLower(im.name), "cuda") {
 				continue
 			}
-			fail("no %s in %s", windowsName(im.name), im.library)
+			if v.Missing == 0 {
+				v.File, v.Symbol = o.Path, im.name
+			}
+			plain, _, _ := strings.Cut(windowsName(im.name), " (?")
+			fail("no %s in %s", plain, im.library)
 		}
 	}
 	v.OK = v.Missing == 0

@@ -145,6 +145,11 @@ site:
 	NO_MKDOCS_2_WARNING=1 $(CACHE)/venv-site/bin/mkdocs build --strict --quiet
 	@echo "made $(CACHE)/site/index.html"
 
+## pictures: make the pictures of the README anew: a screenshot of a plan (Chromium) and a recording of make quickstart
+.PHONY: pictures
+pictures: build
+	$(GO) run ./dev/scripts/pictures -kiln bin/kiln -out docs/pictures
+
 ## clean: remove bin/ and .cache/
 .PHONY: clean
 clean:

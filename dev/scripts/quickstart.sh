@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # The main job, from source to an installed wheel, with what is in this repository: plans, builds, audits and tests
 # examples/hello-cuda, makes an index of the result, serves it, and installs from it with pip. Everything it makes is in
-# .cache/quickstart; what is there from an earlier run is used again. PYTHON names the interpreter to build for.
+# .cache/quickstart; what is there from an earlier run is used again. PYTHON names the interpreter to build for,
+# QUICKSTART_HOME another folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 kiln=$PWD/bin/kiln
-home=$PWD/.cache/quickstart
+home=${QUICKSTART_HOME:-$PWD/.cache/quickstart}
 python=${PYTHON:-$(dev/scripts/deps.sh python)}
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 

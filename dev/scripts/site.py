@@ -11,6 +11,7 @@ import shutil
 import sys
 
 REPOSITORY = "https://github.com/kiln-build/kiln/blob/main/"
+PICTURES = "docs/pictures/"
 LINK = re.compile(r"(\]\()([^)\s#]+)?(#[^)\s]*)?(\))")
 
 
@@ -21,6 +22,11 @@ def name(page):
 def stage(page, pages, to):
     folder = pathlib.PurePosixPath(page).parent
 
+    def address(path):
+        if path in pages:
+            return name(path)
+        return path.removeprefix("docs/") if path.startswith(PICTURES) else REPOSITORY + path
+
     def link(match):
         opening, target, anchor, closing = match.groups()
         if not target or ":" in target:
@@ -29,7 +35,7 @@ def stage(page, pages, to):
         for part in (folder / target).parts:
             parts = parts[:-1] if part == ".." else parts + [part]
         path = "/".join(parts)
-        return opening + (name(path) if path in pages else REPOSITORY + path) + (anchor or "") + closing
+        return opening + address(path) + (anchor or "") + closing
 
     # Only prose: a link in a block of code is code.
     blocks = pathlib.Path(page).read_text("utf-8").split("\n```")
@@ -41,6 +47,7 @@ def main():
     to = pathlib.Path(sys.argv[1])
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
+    shutil.copytree(PICTURES, to / "pictures")
     pages = ["README.md", *sorted(str(p) for p in pathlib.Path("docs").glob("*.md"))]
     for page in pages:
         stage(page, pages, to)

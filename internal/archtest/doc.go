@@ -2,3 +2,5 @@
 // because they are about everything below a package, not only about what it
 // imports itself. It has tests only.
 package archtest
+
+//go:generate go test . -run ^TestGoPackages$ -update

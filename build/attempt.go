@@ -29,7 +29,7 @@ import (
 
 // scripts are the programs that kiln runs in the environments of a row, with its Python but for one.
 //
-//go:embed python/facts.py python/smoke.py python/nocudacheck.py python/survey.sh
+//go:embed python/facts.py python/metadata.py python/smoke.py python/nocudacheck.py python/survey.sh
 var scripts embed.FS
 
 // attempt is one try at a row. Stages leave in it what later stages need.
@@ -276,7 +276,9 @@ func (e *RowError) Error() string {
 	if e.Diagnosis.Fix != "" {
 		b.WriteString("\n  " + strings.ReplaceAll(e.Diagnosis.Fix, "\n", "\n  "))
 	}
-	fmt.Fprintf(&b, "\n  log: %s", e.Log)
+	if e.Log != "" {
+		fmt.Fprintf(&b, "\n  log: %s", e.Log)
+	}
 	return b.String()
 }
 

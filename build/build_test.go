@@ -349,7 +349,13 @@ packages:
   windows: {versions: ["1.0"], source: {path: good}, local_version: "", matrix: [{os: windows-2022, python: "PYTHON"}]}
   slowtest: {<<: *shared, source: {path: good2}, extra_deps: [build, setuptools], test_import: _slowtest, test: {expressions: ["__import__('time').sleep(600)"], timeout: 25s}}
   gpu: {<<: *shared, source: {path: gpu}, extra_deps: [build, setuptools], test_import: _gpu, test: {requires_gpu: true}}
+  dynamicdep: {<<: *shared, source: {path: dynamicdep}, extra_deps: [build, setuptools]}
+  nocc: {<<: *shared, source: {path: good}, extra_deps: [build, setuptools], env: {CC: "ccache no-such-compiler -O2"}}
+  nofolder: {<<: *shared, source: {path: nowhere}}
+  norepository: {<<: *shared, source: {git: "file:///nowhere/at/all.git", ref: v1.0}}
+  wrongsum: {<<: *shared, source: {sdist: good/setup.py, sha256: "0000000000000000000000000000000000000000000000000000000000000000"}}
 `,
+		"dynamicdep/setup.py": strings.Replace(simple("dynamicdep"), "version=", "setup_requires=['a-requirement-nobody-has'], version=", 1), "dynamicdep/native.c": native("_dynamicdep"),
 		"good/setup.py": simple("good"), "good/native.c": native("_good"),
 		"good2/setup.py": simple("slowtest"), "good2/native.c": native("_slowtest"),
 		"gpu/setup.py": simple("gpu"), "gpu/native.c": native("_gpu"),
@@ -374,7 +380,7 @@ packages:
 		"wrongimport":   "failed test wrong-import-name",
 		"missingdep":    "failed preflight build-requirement",
 		"pure":          "failed collect pure-wheel",
-		"otherversion":  "failed collect wrong-version",
+		"otherversion":  "failed preflight wrong-version",
 		"badpatch":      "failed fetch patch",
 		"nonet":         "failed compile download-in-build",
 		"symbol":        "failed audit audit-symbol-missing",
@@ -385,6 +391,11 @@ packages:
 		"windows":       "skipped",
 		"slowtest":      "failed test test-timeout",
 		"gpu":           "done not run",
+		"dynamicdep":    "failed preflight build-requirement",
+		"nocc":          "failed preflight no-compiler",
+		"nofolder":      "failed fetch ",
+		"norepository":  "failed fetch ",
+		"wrongsum":      "failed fetch ",
 	}
 	if diff := cmp.Diff(want, statuses(result)); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)
@@ -394,9 +405,32 @@ packages:
 			}
 		}
 	}
+	for _, r := range result.Rows {
+		said := map[string]string{
+			"nofolder": "nowhere: no such file or directory", "norepository": "fatal: '/nowhere/at/all.git' does not appear to be a git repository", "wrongsum": "sha256 mismatch: got ",
+		}[r.Row.Package]
+		if said != "" && (!strings.Contains(r.Reason, said) || r.Attempts != 1) {
+			t.Errorf("%s: after %d attempts: %s\nwant %q after one", r.Row.Package, r.Attempts, r.Reason, said)
+		}
+	}
 	entries, err := filepath.Glob(filepath.Join(p.dir, "dist", "*"))
 	if err != nil || len(entries) != 3 { // good, gpu and the folder of the records
 		t.Errorf("dist has %q (%v), want the files of two rows and their records", entries, err)
+	}
+}
+
+// TestDistFolder: a folder that cannot be written is said before anything is compiled.
+func TestDistFolder(t *testing.T) {
+	p := newProject(t, map[string]string{
+		"packages.yml": `packages: {good: {versions: ["1.0"], source: {path: good}, matrix: [{python: "PYTHON"}]}}`, "good/setup.py": "", "file": "",
+	})
+	p.opts.DistDir = filepath.Join(p.dir, "file", "dist")
+	started := false
+	p.opts.OnEvent = func(engine.Event) { started = true }
+	plan := p.plan()
+	_, err := build.Run(t.Context(), plan, plan.Rows, p.opts)
+	if err == nil || !strings.Contains(err.Error(), "the folder for finished files cannot be written") || started {
+		t.Errorf("got %v, started %v", err, started)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -105,8 +106,9 @@ type Builder struct {
 	sources *sources
 	store   *toolStore
 	owner   string
-	site    string         // the owner without the row: names the folder in Scratch
-	share   *share.Session // nil if nothing is shared
+	site    string           // the owner without the row: names the folder in Scratch
+	share   *share.Session   // nil if nothing is shared
+	bad     map[string]error // why rows have no source, by id
 }
 
 // Network says where packages come from and how they are reached. Only commands that
@@ -262,6 +264,9 @@ func (b *Builder) Run(ctx context.Context, plan *matrix.Plan, rows []matrix.Row)
 	if err := b.ownerID(); err != nil {
 		return nil, err
 	}
+	if err := b.checkDist(); err != nil {
+		return nil, err
+	}
 	recipes, jobs, err := b.jobs(ctx, plan, rows)
 	if err != nil {
 		return nil, err
@@ -325,6 +330,9 @@ func (b *Builder) runner(recipes map[string]*record.Recipe) engine.Runner {
 		if reason := b.foreign(&recipe.Row); reason != "" {
 			return engine.Result{}, engine.Skip(reason)
 		}
+		if err := b.bad[try.Job.ID]; err != nil {
+			return engine.Result{}, engine.Fail(engine.CauseFault, &RowError{Row: recipe.Row.ID, Stage: "fetch", Err: err})
+		}
 		return b.attempt(ctx, recipe, try)
 	})
 	local.OnSweep = func(ctx context.Context, _ []engine.Lost) error {
@@ -340,7 +348,8 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 	known := b.sources.loadKnown()
 	before, _ := json.Marshal(known)
 	recipes := map[string]*record.Recipe{}
-	resolved := map[string]record.Source{}
+	resolved, unresolved := map[string]record.Source{}, map[string]error{}
+	b.bad = map[string]error{}
 	var jobs []engine.Job
 	var faults []error
 	for _, row := range rows {
@@ -351,11 +360,13 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 		key, _ := json.Marshal([]any{row.Package, row.Version, settings.Source})
 		source, ok := resolved[string(key)]
 		if !ok {
-			var err error
-			if source, err = b.sources.resolve(ctx, row, settings.Source, known); err != nil {
-				faults = append(faults, err)
+			if source, unresolved[string(key)] = b.sources.resolve(ctx, row, settings.Source, known); ctx.Err() != nil {
+				return nil, nil, context.Cause(ctx)
 			}
 			resolved[string(key)] = source
+		}
+		if err := cmp.Or(unresolved[string(key)], b.checkPaths(settings)); err != nil {
+			b.bad[row.ID] = err
 		}
 		if err := checkSeverities(settings.Audit); err != nil {
 			return nil, nil, fmt.Errorf("%s: audit: %w", row.Package, err)
@@ -383,6 +394,9 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 			WallLimit: wallLimit(settings), Payload: payload,
 		})
 	}
+	if b.Cluster != nil { // its workers see the recipes only
+		faults = slices.AppendSeq(faults, maps.Values(b.bad))
+	}
 	if len(faults) > 0 {
 		return nil, nil, errors.Join(faults...)
 	}
@@ -392,6 +406,32 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 		}
 	}
 	return recipes, jobs, nil
+}
+
+// checkPaths looks for the folders that a row needs besides its source.
+func (b *Builder) checkPaths(settings matrix.Settings) error {
+	if t := settings.TorchSource; t.Kind == "path" {
+		if _, err := os.Stat(b.path(t.Location)); err != nil {
+			return fmt.Errorf("torch_source: %w", err)
+		}
+	}
+	return nil
+}
+
+// checkDist makes the folder of finished files and writes to it: compiling first and failing then
+// would cost more.
+func (b *Builder) checkDist() error {
+	err := os.MkdirAll(filepath.Join(b.DistDir, record.Dir), 0o777)
+	if err == nil {
+		var f *fsx.AtomicFile
+		if f, err = fsx.Create(filepath.Join(b.DistDir, "kiln-writes-here")); err == nil {
+			err = f.Abort()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("the folder for finished files cannot be written: %w\n  name another with --dist", err)
+	}
+	return nil
 }
 
 // Limits of a row that says nothing itself.

@@ -54,6 +54,17 @@ func compile(ctx context.Context, a *attempt) error {
 
 // buildEnv is the environment of the front-end and of all that it starts.
 func (a *attempt) buildEnv() (map[string]string, error) {
+	env := a.plainEnv()
+	if a.Settings.CUDACheck == "bypass" && a.Row.CUDA != "" && len(a.Torch) > 0 {
+		if err := a.bypass(env); err != nil {
+			return nil, err
+		}
+	}
+	return env, nil
+}
+
+// plainEnv is buildEnv without what changes the environment on disk.
+func (a *attempt) plainEnv() map[string]string {
 	box := a.box
 	dirs := []string{path.Join(box.Inside(a.venv), "bin")}
 	if home := a.tools.CUDAHome; home != "" {
@@ -94,12 +105,7 @@ func (a *attempt) buildEnv() (map[string]string, error) {
 		}
 		env[name] = value
 	}
-	if a.Settings.CUDACheck == "bypass" && a.Row.CUDA != "" && len(a.Torch) > 0 {
-		if err := a.bypass(env); err != nil {
-			return nil, err
-		}
-	}
-	return env, nil
+	return env
 }
 
 // frontend returns the command that builds. It may add to env.

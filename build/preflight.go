@@ -3,11 +3,13 @@ package build
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"path"
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
@@ -66,9 +68,64 @@ func preflight(ctx context.Context, a *attempt) error {
 		if err := a.findCompiler(ctx, env); err != nil {
 			return err
 		}
+		if a.tools.CUDAHome != "" {
+			ours, err := a.completeToolkit(ctx, a.tools.CUDAHome, env)
+			if err != nil {
+				return err
+			}
+			if err := a.linkToolkit(ctx, env, ours || len(a.Torch) > 0); err != nil {
+				return err
+			}
+		}
 	}
 	a.record.Tools = a.tools
-	return nil
+	return a.askBackend(ctx, pip)
+}
+
+// backendTime is how long a back-end may take to answer what costs it nothing.
+const backendTime = 5 * time.Minute
+
+// askBackend compares what the build back-end would make, and what it asks for besides
+// build-system.requires, with the row: minutes of compiling tell no more. A back-end that cannot
+// answer is no fault here.
+func (a *attempt) askBackend(ctx context.Context, pip string) error {
+	if a.Settings.Isolation { // its requirements are not there yet
+		return nil
+	}
+	box := a.box
+	task, err := json.Marshal(map[string]any{
+		"source": box.Inside(a.source()), "pip": pip, "backend": a.facts.Backend, "backend_path": a.facts.BackendPath, "version": a.facts.Version,
+		"settings": a.Settings.ConfigSettings,
+	})
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, backendTime)
+	defer cancel()
+	var answer struct {
+		Missing []string
+		Version string
+	}
+	err = a.script(limited, box, venvPython(box, a.venv), a.scripts(), "metadata.py", sortedEnv(a.plainEnv()), &answer, string(task))
+	if ctx.Err() != nil {
+		return err
+	}
+	if err != nil {
+		fmt.Fprintf(a.log, "the build back-end did not say what it needs and makes: %v\n", err)
+		return nil
+	}
+	if len(answer.Missing) > 0 {
+		return fault("build-requirement", "a build requirement is missing",
+			"add it to extra_deps in packages.yml, or set build: {isolation: true}",
+			"the build back-end asks for %s", strings.Join(answer.Missing, ", "))
+	}
+	v, err := wheel.ParseVersion(answer.Version)
+	if err != nil || v.Public() == a.Row.Version { // none is known
+		return nil
+	}
+	return fault("wrong-version", "the version of the source is not the row's",
+		"correct versions: in packages.yml, or the ref of the source; a tag may name another version than the code",
+		"the row says %s, the source says %s", a.Row.Version, answer.Version)
 }
 
 // checkTorch compares the installed torch with the row's.
@@ -219,9 +276,29 @@ func (a *attempt) findCompiler(ctx context.Context, env map[string]string) error
 		}
 		return first, 0 // another compiler: its bounds are not checked
 	}
-	if given := a.Settings.Env["CXX"]; given != "" {
-		words := strings.Fields(given)
-		a.tools.Compiler, _ = version(words[len(words)-1])
+	for _, name := range []string{"CC", "CXX", "CUDAHOSTCXX", "CUDACXX", "NVCC_CCBIN"} {
+		words := strings.Fields(a.Settings.Env[name])
+		if len(words) == 0 {
+			continue
+		}
+		// The program is the first word that is no wrapper such as ccache, before its options.
+		program := words[0]
+		for _, w := range words[1:] {
+			if strings.HasPrefix(w, "-") {
+				break
+			}
+			program = w
+		}
+		text, _ := version(program)
+		if text == "" {
+			return fault("no-compiler", "the compiler that the row names does not run",
+				"correct "+name+" in env: of packages.yml, or install the compiler", "%s is %s, and %s --version gives nothing", name, a.Settings.Env[name], program)
+		}
+		if name == "CXX" {
+			a.tools.Compiler = text
+		}
+	}
+	if a.tools.Compiler != "" {
 		return nil
 	}
 	first, major := version("c++")

@@ -36,6 +36,8 @@ type facts struct {
 	OSName       string            `json:"os_name"`
 	Packages     map[string]string `json:"packages"`
 	Backend      string            `json:"backend"`
+	BackendPath  []string          `json:"backend_path"`
+	Version      string            `json:"version"` // that pyproject.toml says
 	Requires     []string          `json:"requires"`
 	Missing      []string          `json:"missing"`
 	Torch        *record.Torch     `json:"torch"`

@@ -49,6 +49,13 @@ func FindPythons(env []string) []string {
 	add(cmp.Or(values["ASDF_DATA_DIR"], below(home, ".asdf")), "installs/python/{python}.*{t}/bin/python3")
 	add(cmp.Or(values["MISE_DATA_DIR"], below(data, "mise")), "installs/python/{python}.*{t}/bin/python3")
 	add(cmp.Or(values["UV_PYTHON_INSTALL_DIR"], below(data, "uv/python")), uvFolder)
+	// Installed elsewhere, these programs are known by their folder on PATH, as the shell knows them.
+	for _, dir := range filepath.SplitList(values["PATH"]) {
+		if root := filepath.Dir(dir); filepath.Base(dir) == "shims" {
+			add(root, "versions/{python}.*{t}/bin/python3")
+			add(root, "installs/python/{python}.*{t}/bin/python3")
+		}
+	}
 	return out
 }
 

@@ -28,7 +28,7 @@ import (
 )
 
 func TestFindPythons(t *testing.T) {
-	got := FindPythons([]string{"HOME=/home/me", "AGENT_TOOLSDIRECTORY=/opt/hostedtoolcache", "RUNNER_TOOL_CACHE=/cache", "PYENV_ROOT=/pyenv"})
+	got := FindPythons([]string{"HOME=/home/me", "AGENT_TOOLSDIRECTORY=/opt/hostedtoolcache", "RUNNER_TOOL_CACHE=/cache", "PYENV_ROOT=/pyenv", "PATH=/usr/bin:/opt/pyenv/shims:/pyenv/shims"})
 	want := []string{
 		"/opt/hostedtoolcache/Python/{python}.*/{arch}{-freethreaded}/bin/python3",
 		"/cache/Python/{python}.*/{arch}{-freethreaded}/bin/python3",
@@ -36,6 +36,9 @@ func TestFindPythons(t *testing.T) {
 		"/home/me/.asdf/installs/python/{python}.*{t}/bin/python3",
 		"/home/me/.local/share/mise/installs/python/{python}.*{t}/bin/python3",
 		"/home/me/.local/share/uv/python/cpython-{python}.*{+freethreaded}-linux-*/bin/python3",
+		"/opt/pyenv/versions/{python}.*{t}/bin/python3",
+		"/opt/pyenv/installs/python/{python}.*{t}/bin/python3",
+		"/pyenv/installs/python/{python}.*{t}/bin/python3",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("places (-want +got):\n%s", diff)

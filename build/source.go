@@ -62,7 +62,11 @@ func (s *sources) resolve(ctx context.Context, row matrix.Row, settings matrix.S
 		if u, err := url.Parse(settings.Location); err == nil && u.Scheme != "" {
 			name = path.Base(u.Path)
 		}
-		return record.Source{Kind: "sdist", Location: settings.Location, File: name, Digest: settings.SHA256}, nil
+		source := record.Source{Kind: "sdist", Location: settings.Location, File: name, Digest: settings.SHA256}
+		if _, err := s.download(ctx, source); err != nil {
+			return record.Source{}, fmt.Errorf("source of %s: %w", row.Package, err)
+		}
+		return source, nil
 	case "git":
 		key := "git " + settings.Location + " " + settings.Ref
 		commit, err := s.gitCommit(ctx, settings.Location, settings.Ref)
@@ -119,6 +123,23 @@ func (s *sources) git(repository string, args ...string) run.Cmd {
 	}
 }
 
+// whole is an error of git with all that it printed: the last line is often the least of it.
+func whole(err error) error {
+	failed, ok := errors.AsType[*run.Error](err)
+	if !ok || len(failed.Tail) < 2 {
+		return err
+	}
+	return &gitError{failed}
+}
+
+type gitError struct{ failed *run.Error }
+
+func (e *gitError) Error() string {
+	return fmt.Sprintf("git ended with exit code %d:\n  %s", e.failed.State.ExitCode, strings.Join(e.failed.Tail, "\n  "))
+}
+
+func (e *gitError) Unwrap() error { return e.failed }
+
 // gitCommit asks a repository which commit a tag, branch or commit is.
 func (s *sources) gitCommit(ctx context.Context, repository, ref string) (string, error) {
 	if len(ref) == 40 && strings.Trim(ref, "0123456789abcdef") == "" {
@@ -128,7 +149,7 @@ func (s *sources) gitCommit(ctx context.Context, repository, ref string) (string
 	cmd := s.git(repository, "ls-remote", "--", repository, ref, ref+"^{}")
 	cmd.Stdout, cmd.Stderr = &out, io.Discard
 	if _, err := cmd.Run(ctx); err != nil {
-		return "", engine.Fail(engine.CauseNetwork, fmt.Errorf("ask %s for %s: %w", repository, ref, err))
+		return "", engine.Fail(engine.CauseNetwork, fmt.Errorf("ask %s for %s: %w", repository, ref, whole(err)))
 	}
 	found := map[string]string{}
 	for line := range strings.Lines(out.String()) {
@@ -281,7 +302,12 @@ func (s *sources) getFile(ctx context.Context, source record.Source, to string) 
 		return engine.Fail(engine.CauseNetwork, fmt.Errorf("fetch %s: %w", source.Location, err))
 	}
 	if got := hex.EncodeToString(sum[:]); got != source.Digest {
-		return engine.Fail(engine.CauseNetwork, fmt.Errorf("fetch %s: sha256 mismatch: got %s, want %s", source.Location, got, source.Digest))
+		err := fmt.Errorf("fetch %s: sha256 mismatch: got %s, want %s", source.Location, got, source.Digest)
+		if source.Kind == "sdist" {
+			// All of it arrived, and packages.yml says the hash: it will not be another the next time.
+			return fmt.Errorf("%w\n  correct sha256: of the source in packages.yml, if the new file is the one that is meant", err)
+		}
+		return engine.Fail(engine.CauseNetwork, err)
 	}
 	return nil
 }
@@ -292,7 +318,7 @@ func (s *sources) clone(ctx context.Context, source record.Source, to string) er
 		cmd := s.git(source.Location, append([]string{"-C", to, "-c", "advice.detachedHead=false"}, args...)...)
 		cmd.Stdout = io.Discard
 		_, err := cmd.Run(ctx)
-		return err
+		return whole(err)
 	}
 	if err := git("init", "--quiet"); err != nil {
 		return err

@@ -37,6 +37,7 @@ func TestParseLabel(t *testing.T) {
 		"rocm.6.4.torch.2.9":         "rocm6.4/torch2.9",
 		"cu12.8.torch2.9":            "cu128/torch2.9",
 		"pt28.cu128":                 "cu128/torch2.8",
+		"pt211cu130":                 "cu130/torch2.11",
 		"pt2.8.cu128":                "cu128/torch2.8",
 		"cu128.torch2.9.b2":          "cu128/torch2.9",
 		"torch2.9":                   "torch2.9",

@@ -42,5 +42,8 @@ func archNumbers(text string) string {
 	for _, a := range list.Items() {
 		out = append(out, strconv.Itoa(a.Major)+strconv.Itoa(a.Minor)+a.Suffix)
 	}
-	return strings.Join(out, ";")
+	return strings.Join(out, archSeparator)
 }
+
+// archSeparator is what stands between architectures, unless a template asks for another.
+const archSeparator = ";"

@@ -165,6 +165,7 @@ func TestBuildTags(t *testing.T) {
 		{"default without toolkit", "", `{torch: "2.9.0"}`, "x-1.0-cp312-cp312-linux_x86_64.whl"},
 		{"rocm", "", `{rocm: "6.4", torch: "2.9.0"}`, "x-1.0+rocm6.4.torch2.9.0-cp312-cp312-linux_x86_64.whl"},
 		{"no separator", `local_version: "{toolkit_tag}torch{torch_minor}"`, `{cuda: "12.8.1", torch: "2.9.0"}`, "x-1.0+cu128torch2.9-cp312-cp312-linux_x86_64.whl"},
+		{"without dots", `local_version: "pt{torch_nodot}cu{cuda_nodot}"`, `{cuda: "13.0.1", torch: "2.11.0"}`, "x-1.0+pt211cu130-cp312-cp312-linux_x86_64.whl"},
 		{"flash-attention", `local_version: "cu{cuda_major}torch{torch_minor}cxx11abi{cxx11abi}"`, `{cuda: "12.8.1", torch: "2.8.0"}`, "x-1.0+cu12torch2.8cxx11abitrue-cp312-cp312-linux_x86_64.whl"},
 		{"plus sign", `local_version: "+Own_Tag-007"`, `{cuda: "12.8.1"}`, "x-1.0+own.tag.7-cp312-cp312-linux_x86_64.whl"},
 		{"off", `local_version: ""`, `{cuda: "12.8.1", torch: "2.9.0"}`, "x-1.0-cp312-cp312-linux_x86_64.whl"},
@@ -217,6 +218,7 @@ func TestSettings(t *testing.T) {
     build_args: --verbose --no-build-isolation -C'opt=two words' --global-option=--fast
     env:
       A: "{package} {toolkit} {toolkit_version} {python_tag} {arch_numbers} {{literal}}"
+      B: "{arch_numbers:,} {arch_numbers: } {cuda_nodot}"
       JOBS: 4
       PER: {cuda: on-cuda, default: elsewhere}
       ONLY_ROCM: {rocm: "1"}
@@ -229,7 +231,7 @@ func TestSettings(t *testing.T) {
 `
 	p := plan(t, doc, matrix.Options{})
 	s, _ := p.Settings("flash-attn-1.0-cu128-cp312-linux_x86_64")
-	want := map[string]string{"A": "flash-attn cuda 12.8.1 cp312 80;90a {literal}", "JOBS": "2", "PER": "on-cuda"}
+	want := map[string]string{"A": "flash-attn cuda 12.8.1 cp312 80;90a {literal}", "B": "80,90a 80 90a 128", "JOBS": "2", "PER": "on-cuda"}
 	if diff := cmp.Diff(want, s.Env); diff != "" {
 		t.Error(diff)
 	}

@@ -346,8 +346,12 @@ func (b *rowBuilder) value(r *Row, name string) string {
 		return major
 	case "cuda_minor":
 		return compat.Minor(r.CUDA)
+	case "cuda_nodot":
+		return strings.ReplaceAll(compat.Minor(r.CUDA), ".", "")
 	case "torch_minor":
 		return compat.Minor(r.Torch)
+	case "torch_nodot":
+		return strings.ReplaceAll(compat.Minor(r.Torch), ".", "")
 	case "torch_index":
 		return r.TorchIndex()
 	case "cxx11abi":

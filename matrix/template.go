@@ -18,13 +18,16 @@ type template struct {
 type templatePart struct {
 	literal  string
 	variable string // set if this part is a value
+	// separator is what stands between the items of a list, if another than its own is asked for.
+	separator    string
+	hasSeparator bool
 }
 
 // templateVariables are the values a template may use, besides custom axes.
 var templateVariables = []string{
 	"package", "version", "os", "platform", "python", "python_tag",
-	"toolkit", "toolkit_tag", "toolkit_version", "cuda", "cuda_major", "cuda_minor", "rocm",
-	"torch", "torch_minor", "torch_index", "cxx11abi", "arch", "arch_numbers",
+	"toolkit", "toolkit_tag", "toolkit_version", "cuda", "cuda_major", "cuda_minor", "cuda_nodot", "rocm",
+	"torch", "torch_minor", "torch_nodot", "torch_index", "cxx11abi", "arch", "arch_numbers",
 }
 
 // parseTemplate reads a template. Mistakes are reported at their own column.
@@ -50,7 +53,11 @@ func parseTemplate(t Text, axes []string, list *diag.List) template {
 				fail(i, 1, "write {{ for a brace", "the brace is not closed")
 				return template{}
 			}
-			name := s[i+1 : i+end]
+			name, separator, hasSeparator := strings.Cut(s[i+1:i+end], ":")
+			if hasSeparator && name != "arch_numbers" {
+				fail(i, end+1, `write a separator after arch_numbers only, as in {arch_numbers:,}`, "{%s} is no list", name)
+				return template{}
+			}
 			if !slices.Contains(templateVariables, name) && !slices.Contains(axes, name) {
 				known := slices.Concat(templateVariables, axes)
 				hint := "known values: " + strings.Join(known, ", ") + "; write {{ and }} for braces that are not a value"
@@ -64,7 +71,7 @@ func parseTemplate(t Text, axes []string, list *diag.List) template {
 				out.parts = append(out.parts, templatePart{literal: literal.String()})
 				literal.Reset()
 			}
-			out.parts = append(out.parts, templatePart{variable: name})
+			out.parts = append(out.parts, templatePart{variable: name, separator: separator, hasSeparator: hasSeparator})
 			i += end + 1
 		default:
 			literal.WriteByte(c)
@@ -87,10 +94,19 @@ func (t template) render(value func(string) string) string {
 		if p.variable == "" {
 			b.WriteString(p.literal)
 		} else {
-			b.WriteString(value(p.variable))
+			b.WriteString(p.value(value))
 		}
 	}
 	return b.String()
+}
+
+// value is that of the row, with the separator that was asked for.
+func (p *templatePart) value(value func(string) string) string {
+	v := value(p.variable)
+	if p.hasSeparator {
+		v = strings.ReplaceAll(v, archSeparator, p.separator)
+	}
+	return v
 }
 
 // renderTag fills in the values of a build tag: a part between hyphens is left out
@@ -110,7 +126,7 @@ func (t template) renderTag(value func(string) string) string {
 	}
 	for _, p := range t.parts {
 		if p.variable != "" {
-			v := value(p.variable)
+			v := p.value(value)
 			empty = empty || v == ""
 			part.WriteString(v)
 			continue

@@ -60,7 +60,10 @@ def missing_requirements(source):
         except ImportError:
             from pip._vendor import tomli as tomllib
         with open(path, "rb") as f:
-            table = tomllib.load(f).get("build-system", {})
+            file = tomllib.load(f)
+        table = file.get("build-system", {})
+        facts["backend_path"] = table.get("backend-path", [])
+        facts["version"] = file.get("project", {}).get("version", "")
         backend = table.get("build-backend", "setuptools.build_meta:__legacy__")
         requires = table.get("requires", requires)
     else:

@@ -395,16 +395,15 @@ func (a *app) printPlan(p *planned) error {
 	if n := len(plan.Skipped); n > 0 {
 		summary += fmt.Sprintf(", %s skipped", units.Number(n))
 	}
-	for _, s := range []record.Standing{record.StandingBuilt, record.StandingStale} {
-		n := 0
-		for _, have := range p.standing {
-			if have == s {
-				n++
-			}
-		}
-		if n > 0 {
-			summary += fmt.Sprintf(", %s %s", units.Number(n), s)
-		}
+	standing := map[record.Standing]int{}
+	for _, s := range p.standing {
+		standing[s]++
+	}
+	if n := standing[record.StandingBuilt]; n > 0 {
+		summary += fmt.Sprintf(", %s built", units.Number(n))
+	}
+	if n := standing[record.StandingStale]; n > 0 {
+		summary += fmt.Sprintf(", %s stale", units.Number(n))
 	}
 	if plan.Unselected > 0 {
 		summary += fmt.Sprintf(", %s not selected", units.Number(plan.Unselected))

@@ -44,7 +44,7 @@ func makeManual(src *source, root string) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	err = t.Execute(&out, map[string]any{
-		"Parts": headings(), "Tags": []string{defaultTag, "{toolkit_tag}torch{torch_minor}", "cu{cuda_major}torch{torch_minor}cxx11abi{cxx11abi}"},
+		"Parts": headings(), "Tags": []string{defaultTag, "{toolkit_tag}torch{torch_minor}", "cu{cuda_major}torch{torch_minor}cxx11abi{cxx11abi}", "pt{torch_nodot}cu{cuda_nodot}"},
 		"Reference": reference, "DefaultTag": defaultTag,
 		"Python": matrix.DefaultPython, "CUDA": matrix.DefaultCUDA, "OS": matrix.DefaultOS,
 	})

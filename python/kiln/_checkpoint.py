@@ -15,7 +15,7 @@ _types = {
     "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
 }  # fmt: skip
 _PIECE = 16 << 20  # bytes on the way to a GPU; each reader has as much pinned memory
-_READERS = 4
+_READERS = 8
 
 
 class Checkpoint:
@@ -23,7 +23,7 @@ class Checkpoint:
 
     def __init__(self, files):
         self.shapes, self.sizes, self._where = {}, {}, {}
-        self._readers = self._pinned = None
+        self._readers, self._pinned = concurrent.futures.ThreadPoolExecutor(_READERS), threading.local()
         for path in files:
             for name, (kind, shape, begin, end) in _header(path).items():
                 if name in self._where:
@@ -52,8 +52,6 @@ class Checkpoint:
         return data.view(_types[kind]).view(self.shapes[name])
 
     def _send(self, path, begin, size, data):
-        if self._readers is None:
-            self._readers, self._pinned = concurrent.futures.ThreadPoolExecutor(_READERS), threading.local()
         stream = torch.cuda.current_stream(data.device)
 
         def piece(at):
@@ -70,9 +68,8 @@ class Checkpoint:
             job.result()
 
     def close(self):
-        if self._readers is not None:
-            self._readers.shutdown()
-        self._readers = self._pinned = None
+        self._readers.shutdown()
+        self._pinned = None
 
 
 def _pread(path, at, data):

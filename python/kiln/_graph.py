@@ -6,8 +6,10 @@ attention of one token by one that does not repeat keys and values for each quer
 """
 
 import contextlib
+import functools
 import importlib.util
 import sys
+import types
 import weakref
 
 import torch
@@ -19,14 +21,28 @@ from .nn import QExperts
 
 def can_capture(model, cache):
     """Whether steps of the model with this cache do the same every time, and nothing on the host."""
+    return _is_static(cache) and _state(model) is not None
+
+
+def _is_static(cache):
     layers = getattr(cache, "layers", None)
     return bool(
         layers
         and all(type(layer).__name__ == "StaticLayer" and layer.is_initialized and layer.keys.is_cuda for layer in layers)
         and len({layer.keys.device for layer in layers}) == 1
-        and not any(isinstance(m, QExperts) for m in model.modules())
-        and not any("experts" in name for name, _ in model.named_modules())
     )
+
+
+def _state(model):
+    """What a graph of the model holds: where its parameters are, and which adapters are used. None if there can be no graph."""
+    adapters = []
+    for name, module in model.named_modules():
+        # Experts are chosen on the host; what is called before a layer (by peft, to mix adapters) may do anything.
+        if isinstance(module, QExperts) or "experts" in name or module._forward_pre_hooks:
+            return None
+        if hasattr(module, "base_layer") and hasattr(module, "active_adapters"):  # of peft
+            adapters.append((tuple(module.active_adapters), module.disable_adapters, str(getattr(module, "scaling", None))))
+    return tuple(adapters), tuple(p.data_ptr() for p in model.parameters())
 
 
 class Graph:
@@ -63,31 +79,61 @@ class Graph:
 
 
 class Calls:
-    """What model.generate calls for every token after the first, in the place of a compiled model."""
+    """What model.generate calls for every token after the first, in the place of a compiled model. One graph is kept."""
 
     def __init__(self, model, compiled):
         self.model, self.compiled = weakref.ref(model), compiled
-        self.key = self.graph = self.inputs = None
+        self.state = self.key = self.graph = self.inputs = self.memory = None
+        self.cache = lambda: None  # a weak reference to the one that has the memory
+
+    def begin(self):
+        """Before each generation: the graph of a model that has changed since is of no use."""
+        state = _state(self.model())
+        if state != self.state:
+            self.state, self.key, self.graph, self.memory = state, None, None, None
+        return self
 
     def __call__(self, **kwargs):
         model, cache = self.model(), kwargs.get("past_key_values")
         tensors = {k: v for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
-        if not can_capture(model, cache) or any(isinstance(v, (dict, list, tuple)) for v in kwargs.values()):
+        if self.state is None or any(isinstance(v, (dict, list, tuple)) for v in kwargs.values()):
             return self.compiled(**kwargs)
-        key = (
-            cache.layers[0].keys.data_ptr(),
-            *((k, v.shape, v.dtype) if k in tensors else (k, id(v)) for k, v in sorted(kwargs.items())),
-        )
-        if key != self.key:
-            self.key = self.graph = None
+        if self.cache() is not cache and not _is_static(cache):
+            return self.compiled(**kwargs)
+        key = [(k, v.shape, v.dtype) if k in tensors else (k, id(v)) for k, v in sorted(kwargs.items()) if v is not cache]
+        if key != self.key or not self._is_mine(cache):
+            self.key = self.graph = self.memory = None
             self.inputs = {k: v.clone() for k, v in tensors.items()}
             fixed = {**kwargs, **self.inputs}
             self.graph = Graph(lambda: model(**fixed), counters(cache), model)
-            self.key = key
+            self.key, self.cache, self.memory = key, weakref.ref(cache), _memory(cache)
         else:
             for k, v in tensors.items():
                 self.inputs[k].copy_(v)
         return self.graph.replay()
+
+    def _is_mine(self, cache):
+        """Whether the cache is that of the graph. A new one like it becomes that, once the old one is gone."""
+        if self.cache() is cache:
+            return True
+        new = _memory(cache)
+        if self.cache() is not None or [t.shape for t in new] != [t.shape for t in self.memory]:
+            return False
+        torch._foreach_copy_([t.detach() for t in self.memory], [t.detach() for t in new])
+        memory = iter(self.memory)
+        for layer in cache.layers:
+            for name in _tensors(layer):
+                setattr(layer, name, next(memory))
+        self.cache = weakref.ref(cache)
+        return True
+
+
+def _tensors(layer):
+    return [n for n in ("keys", "values", "cumulative_length") if isinstance(getattr(layer, n, None), torch.Tensor)]
+
+
+def _memory(cache):
+    return [getattr(layer, n) for layer in cache.layers for n in _tensors(layer)]
 
 
 def counters(cache):
@@ -139,9 +185,12 @@ class Steps:
 # What is replaced while a step is captured.
 
 
-def _compile():
-    """torch.compile, or nothing where it has no compiler."""
-    return torch.compile if torch.cuda.is_available() and importlib.util.find_spec("triton") else lambda f: f
+def _compile(*options):
+    """torch.compile, or nothing where it has no compiler. Options that this torch does not have are left out."""
+    if not torch.cuda.is_available() or not importlib.util.find_spec("triton"):
+        return lambda f: f
+    known = torch._inductor.list_options() if options else ()
+    return functools.partial(torch.compile, options={o: True for o in options if o in known} or None)
 
 
 PARTS = ("norms", "rotary", "cache", "attention", "activation", "residual")
@@ -157,14 +206,15 @@ def fused(model, late, parts=PARTS):
         undo.append((owner, name, vars(owner).get(name), name in vars(owner)))
         setattr(owner, name, new)
 
-    compile = _compile()
-    norms, activations, sums, places = {}, {}, {}, set()
+    compile, several = _compile(), _compile("combo_kernels")  # the latter where results do not depend on each other
+    norms, activations, sums, places, ready = {}, {}, {}, set(), {}
+    after = _after(model)
     for module in model.modules():
         kind = type(module)
         if "norms" in parts and kind.__name__.endswith("RMSNorm") and "forward" not in vars(module):
             if kind not in norms:
                 norms[kind] = compile(kind.forward)
-            put(module, "forward", _bind(norms[kind], module))
+            put(module, "forward", _bind(_norm, ready, norms[kind], module))
         if "activation" in parts and kind.forward.__code__.co_names == _gated and "forward" not in vars(module):
             act = module.act_fn
             if type(act) not in activations:
@@ -174,17 +224,17 @@ def fused(model, late, parts=PARTS):
             norm = type(module.post_attention_layernorm)
             if norm not in sums:
                 sums[norm] = compile(_bind(_add, norm.forward))
-            put(module, "forward", _bind(_layer, module, sums[norm]))
+            put(module, "forward", _bind(_layer, module, sums[norm], after.get(module), ready))
         if kind.__name__.endswith("Attention") and hasattr(sys.modules[kind.__module__], "apply_rotary_pos_emb"):
             places.add(kind.__module__)
     if "rotary" in parts:
         for place in places:
-            put(sys.modules[place], "apply_rotary_pos_emb", compile(sys.modules[place].apply_rotary_pos_emb))
+            put(sys.modules[place], "apply_rotary_pos_emb", several(sys.modules[place].apply_rotary_pos_emb))
     if "cache" in parts:
-        put(StaticLayer, "update", _bind_update(StaticLayer.update, compile(_write), late))
+        put(StaticLayer, "update", _bind_update(StaticLayer.update, several(_write), late))
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if "attention" in parts:
-        few = compile(_attend) if compile is torch.compile else None
+        few = _attend_for if isinstance(compile, functools.partial) else None
         ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: _attention(plain, few, *args, **kwargs)
     try:
         yield
@@ -220,10 +270,32 @@ def _bind(function, *first):
 _decoder = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
-def _layer(module, add, hidden_states, **kwargs):
+def _after(model):
+    """For each layer of a decoder the norm that follows it: the first of the next layer, or that of the model."""
+    found = {}
+    for owner in model.modules():
+        for layers in owner.children():
+            if isinstance(layers, torch.nn.ModuleList) and all(type(m).forward.__code__.co_names == _decoder for m in layers):
+                follow = [m.input_layernorm for m in layers][1:] + [getattr(owner, "norm", None)]
+                found.update((m, n) for m, n in zip(layers, follow) if type(n) is type(m.post_attention_layernorm))
+    return found
+
+
+def _layer(module, add, after, ready, hidden_states, **kwargs):
     attended, _ = module.self_attn(hidden_states=module.input_layernorm(hidden_states), **kwargs)
     hidden_states, normed = add(module.post_attention_layernorm, hidden_states, attended)
-    return hidden_states + module.mlp(normed)
+    fed = module.mlp(normed)
+    if after is None:
+        return hidden_states + fed
+    hidden_states, normed = add(after, hidden_states, fed)
+    ready[after] = hidden_states, normed
+    return hidden_states
+
+
+def _norm(ready, norm, module, x):
+    """A norm, unless the layer before has it ready."""
+    of, normed = ready.pop(module, (None, None))
+    return normed if of is x else norm(module, x)
 
 
 def _add(norm, module, a, b):
@@ -248,10 +320,22 @@ def _attention(plain, few, module, query, key, value, attention_mask, dropout=0.
     batch, heads, _, width = query.shape
     rows, mask = query.reshape(batch, heads // groups, groups, width), mask[..., : key.shape[2]]
     if few is not None and batch <= 4 and mask.dtype is torch.bool:
-        out = few(rows, key.detach(), value.detach(), mask, width**-0.5 if scaling is None else scaling)
+        out = few(key.shape[2])(rows, key.detach(), value.detach(), mask, width**-0.5 if scaling is None else scaling)
     else:
         out = torch.nn.functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, 1, heads, value.shape[-1]), None
+
+
+_attends = {}
+
+
+def _attend_for(length):
+    """_attend, compiled for caches of about a length: how it is spread over the GPU depends on that."""
+    size = length.bit_length()
+    if size not in _attends:
+        code = _attend.__code__.replace(co_name="_attend_%d" % size)  # what torch.compile knows a function by
+        _attends[size] = torch.compile(types.FunctionType(code, globals()))
+    return _attends[size]
 
 
 def _attend(rows, key, value, mask, scaling):

@@ -19,6 +19,7 @@ import transformers
 from transformers import modeling_utils
 from transformers.utils import logging
 
+from . import _eager
 from ._checkpoint import Checkpoint
 from ._graph import Calls
 from ._library import Error, FormatError, NotSupported, OutOfMemory
@@ -41,6 +42,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING  # noqa: E402
 from transformers.utils.quantization_config import QuantizationConfigMixin  # noqa: E402
 
 _logger = logging.get_logger("transformers.kiln")
+_AHEAD = 3  # groups of layers that are read while one is made: together the four of an ordinary layer
 _loading = threading.local()  # of the model that this thread loads: model_type and files
 
 # From the names of transformers' modules, under the decoder, to those of EXL2, which are Llama's.
@@ -120,6 +122,7 @@ class Exl2Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model, **kwargs):
         for p in model.parameters():
             p.requires_grad_(False)
+        _eager.prepare(model)
         if hasattr(model, "get_compiled_call"):
             _use_graphs(model)
         return model
@@ -155,7 +158,7 @@ def _use_graphs(model):
             return plain(compile_config)
         if not calls:
             calls.append(Calls(model, lambda **kwargs: plain(None)(**kwargs)))
-        return calls[0]
+        return calls[0].begin()
 
     model.get_compiled_call = get_compiled_call
 
@@ -362,7 +365,7 @@ class _Job:
                     )
 
     def fill(self, device_map):
-        """Read the matrices, those of one layer at a time; the next ones are read while one is made."""
+        """Read the matrices and make them, one after the other; those of the rest of a layer are read meanwhile."""
         names = {module: name for name, module in self.model.named_modules()}
         dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float16)
         groups = []  # of layers with the same input: [(layer, parts)]
@@ -372,18 +375,19 @@ class _Job:
                 groups[-1][1].append((layer, parts))
             else:
                 groups.append(((stem, _companions.get(last)), [(layer, parts)]))
-        work = []
-        for _, group in groups:
-            device = _device_of(names[group[0][0]], device_map)
-            pieces = [(layer, *part) for layer, parts in group for part in parts]
-            work.append((group, [(bucket, device) for bucket in self._alike(pieces)]))
-        with concurrent.futures.ThreadPoolExecutor(1) as reader:
-            reads = iter([reader.submit(self._read, *bucket) for _, buckets in work[:1] for bucket in buckets])
-            for i, (group, buckets) in enumerate(logging.tqdm(work, desc="Loading quantized layers")):
-                now = reads
-                reads = iter([reader.submit(self._read, *bucket) for _, later in work[i + 1 : i + 2] for bucket in later])
-                self._fill_group(group, [(bucket, self._make(next(now).result(), device)) for bucket, device in buckets], dtype)
+        groups, reads = [group for _, group in groups], []
+        with concurrent.futures.ThreadPoolExecutor(_AHEAD) as readers:
+            for i, group in enumerate(logging.tqdm(groups, desc="Loading quantized layers")):
+                for later in groups[len(reads) : i + 1 + _AHEAD]:
+                    reads.append(readers.submit(self._read_group, later, _device_of(names[later[0][0]], device_map)))
+                made = [(bucket, self._make(tensors, device)) for bucket, tensors, device in reads[i].result()]
+                reads[i] = None
+                self._fill_group(group, made, dtype)
         self.checkpoint.close()
+
+    def _read_group(self, group, device):
+        pieces = [(layer, *part) for layer, parts in group for part in parts]
+        return [(bucket, self._read(bucket, device), device) for bucket in self._alike(pieces)]
 
     def _fill_group(self, group, made, dtype):
         found, shared = {}, {}

@@ -281,18 +281,101 @@ class TestRunning(Folder):
         greedy = lambda logits: logits.argmax(-1)  # noqa: E731
         plain, late = _graph.Steps(model, self.ids, 64, greedy), []
         want = [plain.tokens.clone()] + [plain.step().clone() for _ in range(4)]
-        for attend in (None, _graph._attend):
+        for attend in (None, lambda length: _graph._attend):
             steps = _graph.Steps(model, self.ids, 64, greedy)
             got = [steps.tokens.clone()]
-            with _graph.fused(model, late), mock.patch.object(_graph, "_attention", _with(_graph._attention, attend)):
+            add = mock.patch.object(_graph, "_add", side_effect=_graph._add)
+            with add as added, _graph.fused(model, late), mock.patch.object(_graph, "_attention", _with(_graph._attention, attend)):
                 self.assertIn("forward", vars(model.model.layers[0].mlp))
                 for _ in range(4):
                     late.clear()
                     got.append(steps.step().clone())
                     torch._foreach_add_(late, 1) if late else None
             self.assertEqual(len(late), 2 if tiny_models.V5 else 0)
+            # Of 4 steps and 2 layers, each norm with the sum before it; layers of transformers 4 are wrapped.
+            self.assertEqual(added.call_count, 4 * 2 * 2 if tiny_models.V5 else 0)
             self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, want)), (got, want))
         self.assertNotIn("forward", vars(model.model.layers[0].mlp))
+
+    def test_eager_steps(self):
+        """Norms are one operator, and attention of a few tokens is not cuDNN's; neither of other models."""
+        model, on, sdpa = load(self.folder), [], torch.nn.functional.scaled_dot_product_attention
+
+        def seen(*args, **kwargs):
+            on.append(torch.backends.cuda.cudnn_sdp_enabled())
+            return sdpa(*args, **kwargs)
+
+        norm = mock.patch("torch.nn.functional.rms_norm", side_effect=torch.nn.functional.rms_norm)
+        with norm as normed, mock.patch("torch.nn.functional.scaled_dot_product_attention", seen):
+            got = model(self.ids).logits
+            self.assertEqual((on, normed.call_count), ([False, False], 2 * 2 + 1))
+            on.clear()
+            want = self.float(self.ids).logits
+            model(self.ids[:1, :1].expand(1, 64))
+            self.assertEqual((on, normed.call_count), ([True] * 4, 2 * (2 * 2 + 1)))
+        self.assertLess(apart(got, want), 3e-3)
+        self.assertTrue(torch.backends.cuda.cudnn_sdp_enabled())
+        self.assertEqual(repr(model.model.norm), repr(self.float.model.norm))
+
+    def test_graphs_are_of_one_state(self):
+        """A graph is made anew when the model has changed, and one for a cache that is gone serves the next."""
+        model, made, now, calls = load(self.folder), [], {}, []
+
+        class Graph:
+            """Like one on a GPU it works on what is in memory, and holds no cache."""
+
+            def __init__(self, function, counters, model):
+                made.append([t.data_ptr() for t in _graph._memory(now["past_key_values"])])
+
+            def replay(self):
+                return model(**{**now, **calls[0].inputs})
+
+        def generate(of=model, **more):
+            ids = self.ids[:1]
+            more = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(ids), **more}
+            return of.generate(ids, **more)
+
+        def call(self_, **kwargs):
+            now.update(kwargs)
+            calls[:] = [self_]
+            out = plain(self_, **kwargs)
+            self.assertEqual([t.data_ptr() for t in _graph._memory(now["past_key_values"])], made[-1])
+            now.clear()
+            return out
+
+        want, plain = generate(), _graph.Calls.__call__
+        with (
+            mock.patch.object(_graph, "Graph", Graph),
+            mock.patch.object(_graph, "_is_static", lambda cache: True),
+            mock.patch.object(_graph.Calls, "__call__", call),
+            mock.patch.object(type(model), "_valid_auto_compile_criteria", lambda *args: True),
+        ):
+            static = {"cache_implementation": "static"}
+            for _ in range(3):
+                self.assertTrue(torch.equal(generate(**static), want))
+            self.assertEqual(len(made), 1)
+            if tiny_models.V5:  # the release before has one cache for all calls
+                kept = generate(**static, return_dict_in_generate=True).past_key_values
+                before = [t.clone() for t in _graph._memory(kept)]
+                generate(**static)
+                self.assertEqual(len(made), 2)
+                self.assertTrue(all(map(torch.equal, before, _graph._memory(kept))))
+            made[:] = made[-1:]
+            from peft import LoraConfig, get_peft_model
+
+            torch.manual_seed(1)
+            wrapped = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False), "first").eval()
+            wrapped.add_adapter("second", LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+            for name, count in (("first", 2), ("first", 2), ("second", 3)):
+                wrapped.set_adapter(name)
+                generate(wrapped, **static)
+                self.assertEqual(len(made), count)
+            with wrapped.disable_adapter():
+                self.assertTrue(torch.equal(generate(wrapped, **static), want))
+            self.assertEqual(len(made), 4)
+            self.assertIsNotNone(_graph._state(model))
+            with model.lm_head.register_forward_pre_hook(lambda *args: None):
+                self.assertIsNone(_graph._state(model))
 
     def test_compile(self):
         model = load(self.folder)

@@ -26,8 +26,8 @@ run() { printf '\n== %s\n' "$*"; "$python" "$script" "$@" || failed=1; }
 {
   date -u
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-  for shape in ${SHAPES:-8b 70b}; do
-    for widths in ${WIDTHS:-4.0 mixed}; do
+  for widths in ${WIDTHS:-4.0 mixed}; do
+    for shape in ${SHAPES:-8b 70b}; do
       run make "$shape" "$widths" "$scratch/model"
       run kiln "$scratch/model"
       if [ -n "${EXLLAMAV2:-}" ]; then PYTHONPATH=$EXLLAMAV2 run exllamav2 "$scratch/model"; fi

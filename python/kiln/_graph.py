@@ -2,14 +2,13 @@
 
 A step of a model with a static cache is captured once and replayed. While it is captured, a few small functions of the
 model are replaced by fused ones: norms, rotary embeddings and updates of the cache by what torch.compile makes of them, and
-attention of one token by one that does not repeat keys and values for each query. Nothing of that touches the model itself.
+attention of one token by that of _decode. Nothing of that touches the model itself.
 """
 
 import contextlib
 import functools
 import importlib.util
 import sys
-import types
 import weakref
 
 import torch
@@ -234,7 +233,9 @@ def fused(model, late, parts=PARTS):
         put(StaticLayer, "update", _bind_update(StaticLayer.update, several(_write), late))
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if "attention" in parts:
-        few = _attend_for if isinstance(compile, functools.partial) else None
+        few = None
+        if isinstance(compile, functools.partial):
+            from . import _decode as few  # needs Triton
         ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: _attention(plain, few, *args, **kwargs)
     try:
         yield
@@ -319,27 +320,8 @@ def _attention(plain, few, module, query, key, value, attention_mask, dropout=0.
         return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     batch, heads, _, width = query.shape
     rows, mask = query.reshape(batch, heads // groups, groups, width), mask[..., : key.shape[2]]
-    if few is not None and batch <= 4 and mask.dtype is torch.bool:
-        out = few(key.shape[2])(rows, key.detach(), value.detach(), mask, width**-0.5 if scaling is None else scaling)
+    if few is not None and few.takes(rows, key, value, mask):
+        out = few.attend(rows, key, value, mask, width**-0.5 if scaling is None else scaling)
     else:
         out = torch.nn.functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, 1, heads, value.shape[-1]), None
-
-
-_attends = {}
-
-
-def _attend_for(length):
-    """_attend, compiled for caches of about a length: how it is spread over the GPU depends on that."""
-    size = length.bit_length()
-    if size not in _attends:
-        code = _attend.__code__.replace(co_name="_attend_%d" % size)  # what torch.compile knows a function by
-        _attends[size] = torch.compile(types.FunctionType(code, globals()))
-    return _attends[size]
-
-
-def _attend(rows, key, value, mask, scaling):
-    """Attention as plain sums, which torch.compile spreads over the GPU: other kernels use a few multiprocessors for a few rows."""
-    scores = (rows.unsqueeze(3).float() * key.unsqueeze(2)).sum(-1) * scaling
-    weights = torch.where(mask, scores, float("-inf")).softmax(-1)
-    return (weights.unsqueeze(-1) * value.unsqueeze(2)).sum(3).to(rows.dtype)

@@ -281,7 +281,7 @@ class TestRunning(Folder):
         greedy = lambda logits: logits.argmax(-1)  # noqa: E731
         plain, late = _graph.Steps(model, self.ids, 64, greedy), []
         want = [plain.tokens.clone()] + [plain.step().clone() for _ in range(4)]
-        for attend in (None, lambda length: _graph._attend):
+        for attend in (None, _Decode):
             steps = _graph.Steps(model, self.ids, 64, greedy)
             got = [steps.tokens.clone()]
             add = mock.patch.object(_graph, "_add", side_effect=_graph._add)
@@ -424,6 +424,19 @@ class TestRunning(Folder):
                 done = run("--tokens", "", "--device", "cpu")
                 self.assertEqual(done.returncode, 1)
                 self.assertIn("kiln.generate: ", done.stderr)
+
+
+class _Decode:
+    """What kiln._decode computes, which needs Triton and a GPU."""
+
+    @staticmethod
+    def takes(rows, key, value, mask):
+        return True
+
+    @staticmethod
+    def attend(rows, key, value, mask, scale):
+        scores = rows @ key.transpose(-1, -2) * scale
+        return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
 
 
 def _with(function, few):

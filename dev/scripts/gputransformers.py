@@ -11,10 +11,12 @@
 Each prints lines of "name value", and fails where results are wrong; dev/scripts/gputransformers.sh runs them all.
 """
 
+import concurrent.futures
 import cProfile
 import json
 import os
 import pstats
+import struct
 import sys
 import threading
 import time
@@ -56,9 +58,22 @@ def matrix(rows, cols, widths, permutation):
     }  # fmt: skip
 
 
-def make(shape, bits, folder):
-    from safetensors.torch import save_file
+def save(path, tensors):
+    """A safetensors file. The package safetensors writes one file at a time."""
+    tensors, header, at = {n: t.cpu().contiguous() for n, t in tensors.items()}, {}, 0
+    for name, t in tensors.items():
+        kind = {torch.float16: "F16", torch.int16: "I16", torch.int32: "I32"}[t.dtype]
+        header[name] = {"dtype": kind, "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
+        at += t.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for t in tensors.values():
+            f.write(t.numpy())
 
+
+def make(shape, bits, folder):
     os.makedirs(folder, exist_ok=True)
     config = dict(
         SHAPES[shape], architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=128256, max_position_embeddings=8192, rms_norm_eps=1e-5,
@@ -72,12 +87,12 @@ def make(shape, bits, folder):
     kv = h // heads * config["num_key_value_heads"]
     order = lambda n: torch.randperm(n, dtype=torch.int32)  # noqa: E731
     norm = lambda: (1 + 0.1 * torch.randn(h)).half()  # noqa: E731
-    start, layers, shard = time.perf_counter(), config["num_hidden_layers"], 0
+    start, layers, writers, files = time.perf_counter(), config["num_hidden_layers"], concurrent.futures.ThreadPoolExecutor(8), []
 
-    def save(tensors):
-        nonlocal shard
-        save_file({n: t.cpu().contiguous() for n, t in tensors.items()}, os.path.join(folder, "output-%05d.safetensors" % shard))
-        shard += 1
+    def write(tensors):
+        if len(files) >= 8:
+            files[-8].result()
+        files.append(writers.submit(save, os.path.join(folder, "output-%05d.safetensors" % len(files)), tensors))
 
     for layer in range(layers):
         key, tensors = "model.layers.%d." % layer, {}
@@ -87,10 +102,12 @@ def make(shape, bits, folder):
             for name, n in zip(names, ns):
                 tensors.update((key + name + "." + t, v) for t, v in matrix(k, n, WIDTHS[bits], permutation.clone()).items())
         tensors[key + "input_layernorm.weight"], tensors[key + "post_attention_layernorm.weight"] = norm(), norm()
-        save(tensors)
+        write(tensors)
     head = matrix(h, config["vocab_size"], WIDTHS["head"], order(h))
-    save({"model.embed_tokens.weight": torch.randn(config["vocab_size"], h, device=DEVICE).half(), "model.norm.weight": norm(),
+    write({"model.embed_tokens.weight": torch.randn(config["vocab_size"], h, device=DEVICE).half(), "model.norm.weight": norm(),
           **{"lm_head." + t: v for t, v in head.items()}})  # fmt: skip
+    for file in files:
+        file.result()
     say("made " + folder, time.perf_counter() - start, "s")
 
 

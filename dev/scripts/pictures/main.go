@@ -8,6 +8,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"html"
@@ -129,9 +130,7 @@ func record(ctx context.Context, work string) ([]line, error) {
 	cmd.Stdout, cmd.Stderr = w, w
 	done := make(chan error, 1)
 	go func() {
-		err := cmd.Run()
-		w.Close()
-		done <- err
+		done <- errors.Join(cmd.Run(), w.Close())
 	}()
 	var lines []line
 	const longest = 1500 * time.Millisecond

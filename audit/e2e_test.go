@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -37,6 +38,12 @@ import (
 func needE2E(t *testing.T) (python, cache string) {
 	t.Helper()
 	kilntest.NeedE2E(t, "audit")
+	return e2ePython(t)
+}
+
+// e2ePython is the Python with pip, and the folder for downloads.
+func e2ePython(t *testing.T) (python, cache string) {
+	t.Helper()
 	if python = os.Getenv("KILN_AUDIT_PYTHON"); python == "" {
 		python = "python3"
 	}
@@ -84,7 +91,8 @@ func fetch(t *testing.T, python, cache, file string) string {
 	parts := strings.Split(strings.TrimSuffix(file, ".whl"), "-")
 	n := len(parts)
 	version, native := strings.CutPrefix(parts[n-3], "cp")
-	if !native || parts[n-2] == "abi3" { // also of py3, py2.py3 and py39; a package may have dropped the oldest
+	// Also of py3, py2.py3 and py39; a package may have dropped the oldest, or never had it.
+	if minor, err := strconv.Atoi(strings.TrimPrefix(version, "3")); !native || parts[n-2] == "abi3" && (err != nil || minor < 11) {
 		version = "3.11"
 	}
 	args := []string{
@@ -110,7 +118,12 @@ func fetch(t *testing.T, python, cache, file string) string {
 
 func corpus(t *testing.T) []published {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", "corpus.txt"))
+	return corpusFile(t, "corpus.txt")
+}
+
+func corpusFile(t *testing.T, name string) []published {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +134,7 @@ func corpus(t *testing.T) []published {
 		}
 		sum, file, ok := strings.Cut(line, "  ")
 		if !ok {
-			t.Fatalf("corpus.txt: %q is not a hash and a name", line)
+			t.Fatalf("%s: %q is not a hash and a name", name, line)
 		}
 		wheels = append(wheels, published{file, sum})
 	}

@@ -331,6 +331,29 @@ e2e-model: deps
 e2e-python: deps build
 	@dev/scripts/pythonwheel.sh
 
+## e2e-windows-audit: audits of Windows modules beside Wine's loader and CPython, and of wheels of PyPI beside delvewheel (RUN=TestX to limit)
+.PHONY: e2e-windows-audit
+e2e-windows-audit: export KILN_E2E := windows-audit
+e2e-windows-audit: export KILN_AUDIT_PYTHON := $(KILN_PYTHON)
+e2e-windows-audit: export KILN_DELVEWHEEL := $(CURDIR)/$(CACHE)/venv-delvewheel/bin/delvewheel
+e2e-windows-audit: deps
+	@dev/scripts/podman.sh
+	@dev/scripts/mingw.sh
+	dev/e2e/images.sh trixie-wine
+	dev/e2e/windows-python.sh
+	@[ -x $(KILN_DELVEWHEEL) ] || { python3 -m venv $(CACHE)/venv-delvewheel && $(CACHE)/venv-delvewheel/bin/python -m pip install --quiet --disable-pip-version-check -r dev/python/delvewheel.txt; }
+	$(GO) test ./audit -run '$(or $(RUN),^TestE2EWindows)' -v -count=1 -timeout 2h
+
+## e2e-windows-python: the Python package for Windows, made with mingw-w64, in Windows' CPython under Wine: golden matrices, its tests, a stand-in for nvcuda.dll
+.PHONY: e2e-windows-python
+e2e-windows-python: export KILN_E2E := windows-python
+e2e-windows-python: deps
+	@dev/scripts/podman.sh
+	@dev/scripts/mingw.sh
+	dev/e2e/images.sh trixie-wine
+	dev/e2e/windows-python.sh 3.12
+	$(GO) test ./dev/e2e -run '^TestE2EWindowsPython$$' -v -count=1 -timeout 1h
+
 ##@ Measurements, each beside a peer or a limit in the same run
 
 ## bench: run all benchmarks into .cache/bench (BENCH=regexp COUNT=6; OLD=file compares)

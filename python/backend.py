@@ -1,8 +1,10 @@
-"""The PEP 517 backend of the Python package: one wheel that holds libkiln.so, the module _fast and the Python files.
+"""The PEP 517 backend of the Python package: one wheel that holds the library, the module _fast and the Python files.
 
 The library is made by the go command, so building needs Go, a C compiler, and the modules of go.sum, from the network or from
 the module cache. It knows nothing of the Python that builds it, and _fast, of the stable ABI, may be missing: the wheel is
 for every Python 3.
+
+On Linux the setting platform=win_amd64 makes the wheel for Windows, with mingw-w64's compiler.
 """
 
 import base64
@@ -50,33 +52,51 @@ def _stand_ins(folder):
     return ["-L" + folder]
 
 
-def platform_tag():
+WINDOWS = "win_amd64"
+
+
+def platform_tag(config_settings=None):
     """The wheel's platform."""
-    if sys.platform == "linux" and platform.machine() == "x86_64":
+    asked = (config_settings or {}).get("platform")
+    if asked not in (None, WINDOWS):
+        raise SystemExit("kiln is built for this machine or for %s, not for %s" % (WINDOWS, asked))
+    if asked or sys.platform == "win32" and platform.machine() == "AMD64":
+        return WINDOWS
+    if sys.platform != "linux":
+        raise SystemExit("libkiln is built for Linux and Windows: this is " + sys.platform)
+    if platform.machine() == "x86_64":
         return "manylinux_2_17_x86_64"
     return "linux_" + platform.machine()
 
 
-def build_library(out, version="devel"):
+def library_name(tag):
+    return "kiln.dll" if tag == WINDOWS else "libkiln.so"
+
+
+def build_library(out, version="devel", tag=None):
     """Make libkiln as the file out."""
-    if sys.platform != "linux":
-        raise SystemExit("libkiln is built for Linux: this is " + sys.platform)
+    tag = tag or platform_tag()
     with tempfile.TemporaryDirectory() as folder:
-        exports = os.path.join(folder, "exports.map")
-        with open(exports, "w") as f:
-            f.write("{ global: kiln_*; local: *; };\n")
-        flags = ["-Wl,--version-script=" + exports]
-        if platform_tag().startswith("manylinux"):
+        made, flags, environment = os.path.join(folder, library_name(tag)), [], {**os.environ, "CGO_ENABLED": "1"}
+        if tag == WINDOWS:
+            environment.update(GOOS="windows", GOARCH="amd64")
+            if sys.platform != "win32":
+                environment.setdefault("CC", "x86_64-w64-mingw32-gcc")
+        else:
+            exports = os.path.join(folder, "exports.map")
+            with open(exports, "w") as f:
+                f.write("{ global: kiln_*; local: *; };\n")
+            flags = ["-Wl,--version-script=" + exports]
+        if tag.startswith("manylinux"):
             flags += _stand_ins(folder)
         command = ["go", "build", "-trimpath", "-buildvcs=false", "-buildmode=c-shared", "-ldflags",
                    "-s -w -buildid= -X main.version=%s -extldflags '%s'" % (version, " ".join(flags)),
-                   "-o", os.path.join(folder, "libkiln.so"), "./cmd/libkiln"]  # fmt: skip
+                   "-o", made, "./cmd/libkiln"]  # fmt: skip
         try:
-            subprocess.check_call(command, cwd=ROOT, env={**os.environ, "CGO_ENABLED": "1"})
+            subprocess.check_call(command, cwd=ROOT, env=environment)
         except FileNotFoundError:
             raise SystemExit("kiln needs the go command to build libkiln: https://go.dev/dl/") from None
-        with open(os.path.join(folder, "libkiln.so"), "rb") as f:
-            data = f.read()
+        data = _read(made)
     with open(out, "wb") as f:
         f.write(data)
     os.chmod(out, 0o755)
@@ -124,17 +144,19 @@ def _read(path):
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    project, tag = _project(), "py3-none-" + platform_tag()
+    project, target = _project(), platform_tag(config_settings)
+    tag = "py3-none-" + target
     stem = "%s-%s" % (project["name"].replace("-", "_"), project["version"])
     info = stem + ".dist-info/"
     files = [(name, _read(path), 0o644) for name, path in _python_files(".py")]
     with tempfile.TemporaryDirectory() as folder:
-        library = os.path.join(folder, "libkiln.so")
-        build_library(library, project["version"])
-        files.append(("kiln/libkiln.so", _read(library), 0o755))
-        fast = os.path.join(folder, "_fast.abi3.so")
-        build_fast(fast)
-        files.append(("kiln/_fast.abi3.so", _read(fast), 0o755))
+        library = os.path.join(folder, library_name(target))
+        build_library(library, project["version"], target)
+        files.append(("kiln/" + library_name(target), _read(library), 0o755))
+        if target != WINDOWS:  # _fast is not made for Windows yet: calls go through ctypes there
+            fast = os.path.join(folder, "_fast.abi3.so")
+            build_fast(fast)
+            files.append(("kiln/_fast.abi3.so", _read(fast), 0o755))
     files += [
         (info + "licenses/LICENSE", _read(os.path.join(ROOT, "LICENSE")), 0o644),
         (info + "METADATA", _metadata(project).encode(), 0o644),
@@ -184,5 +206,5 @@ def build_sdist(sdist_directory, config_settings=None):
 
 
 if __name__ == "__main__":
-    # python python/backend.py FOLDER makes the wheel there without a front-end.
-    print(build_wheel(sys.argv[1]))
+    # python python/backend.py FOLDER [PLATFORM] makes the wheel there without a front-end.
+    print(build_wheel(sys.argv[1], {"platform": sys.argv[2]} if len(sys.argv) > 2 else None))

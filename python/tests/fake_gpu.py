@@ -22,7 +22,7 @@ from support import DType, Tensor, random_exl2, random_gptq
 
 import kiln
 
-driver = ctypes.CDLL("libcuda.so.1")
+driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 driver.fake_log.restype = ctypes.c_char_p
 
 STREAM = 7
@@ -313,6 +313,7 @@ class TestFast(unittest.TestCase):
             kiln.gemm_half_q_half(x, self.handle, out)
         self.handle = None
 
+    @unittest.skipUnless(hasattr(os, "fork"), "this system does not fork")
     def test_fork(self):
         """A child, which has none of the library's threads, gets an error, no hang."""
         read, write = os.pipe()

@@ -208,6 +208,7 @@ class TestQMatrix(unittest.TestCase):
             t.join()
         self.assertEqual(wrong, [])
 
+    @unittest.skipUnless(hasattr(os, "fork"), "this system does not fork")
     def test_fork(self):
         kiln.backend()
         context = multiprocessing.get_context("fork")
@@ -229,7 +230,7 @@ class TestNoGPU(unittest.TestCase):
 
     def test_clear_error(self):
         for call in (kiln.devices, lambda: kiln.backend("cuda:0"), lambda: kiln.QMatrix.from_gptq(random_gptq(128, 32), device="cuda")):
-            with self.assertRaisesRegex(kiln.NotSupported, "no NVIDIA driver.*libcuda.so.1"):
+            with self.assertRaisesRegex(kiln.NotSupported, "no NVIDIA driver.*(libcuda.so.1|nvcuda.dll)"):
                 call()
 
     def test_cpu_works(self):
@@ -245,7 +246,7 @@ class TestLibrary(unittest.TestCase):
         code = "import kiln\ntry: kiln.backend()\nexcept kiln.Error as e: print(e)"
         out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
                              env={**os.environ, "KILN_LIBRARY": "/nowhere/libkiln.so"}).stdout  # fmt: skip
-        self.assertIn("/nowhere/libkiln.so", out)
+        self.assertIn("/nowhere/libkiln.so", out.replace(os.sep, "/"))
         self.assertIn("KILN_LIBRARY", out)
 
     def test_names(self):

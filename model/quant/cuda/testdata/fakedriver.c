@@ -8,6 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef _WIN32
+#include <malloc.h>
+#define posix_memalign(p, alignment, n) ((*(void **)(p) = _aligned_malloc(n, alignment)) == 0)
+#define aligned_free _aligned_free
+#else
+#define aligned_free free
+#endif
+
 typedef int32_t CUresult;
 enum { outOfMemory = 2, invalidValue = 1, captureUnsupported = 900, captureInvalidated = 901 };
 enum { maxStreams = 64, maxFunctions = 256 };
@@ -121,7 +129,7 @@ CUresult cuMemFree_v2(void *p) {
   CUresult r = forbidden();
   if (r) return r;
   note("free\n");
-  return free(p), live--, 0;
+  return aligned_free(p), live--, 0;
 }
 CUresult cuMemcpyHtoDAsync_v2(void *to, const void *from, size_t n, uintptr_t s) {
   note("%s upload stream %d\n", isRecorded(s) ? "record" : "do", (int)s);

@@ -74,6 +74,7 @@ func Local(env []string) *Host {
 			cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 			cmd.Env = append(slices.Clone(env), "LC_ALL=C")
 			cmd.Stdin = strings.NewReader(stdin)
+			rawShell(cmd)
 			// Do not wait for a program that hangs in the kernel, which cannot be killed. Not less
 			// than this: on a busy machine, reading the output of one that has ended takes time
 			// too.

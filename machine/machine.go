@@ -104,7 +104,7 @@ type ProbeOptions struct {
 // changes anything but files in TempDir.
 func Probe(ctx context.Context, h *Host, opts ProbeOptions) *Machine {
 	if opts.Timeout <= 0 {
-		opts.Timeout = 10 * time.Second
+		opts.Timeout = probeTimeout
 	}
 	if opts.Table == nil {
 		opts.Table = compat.Default()
@@ -143,6 +143,9 @@ func Probe(ctx context.Context, h *Host, opts ProbeOptions) *Machine {
 }
 
 // prober is one run of Probe. Every probe writes fields of m of its own.
+// probeTimeout is how long a program may take to say what it is.
+const probeTimeout = 10 * time.Second
+
 type prober struct {
 	*Host
 	opts ProbeOptions

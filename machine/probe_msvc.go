@@ -17,6 +17,8 @@ type MSVC struct {
 	Toolset string `json:"toolset,omitempty"` // "14.39.33519"
 	MSCVer  int    `json:"msc_ver,omitempty"` // _MSC_VER: 1939
 	Source  string `json:"source"`            // "developer shell", "PATH", "vswhere", "folders", "registry"
+	// Toolsets are all of Home that have a compiler for x64, newest first.
+	Toolsets []string `json:"toolsets,omitempty"`
 	// VCVarsAll is the script that sets the compiler's environment, "" if missing: then
 	// INCLUDE and LIB may be missing too.
 	VCVarsAll string `json:"vcvarsall,omitempty"`
@@ -42,18 +44,18 @@ func (p *prober) toolsets(home string) []string {
 
 // msvcAt makes an MSVC of a Visual Studio folder.
 func (p *prober) msvcAt(home, source string) (MSVC, bool) {
-	for _, t := range p.toolsets(home) {
-		cl := p.path(home, "VC", "Tools", "MSVC", t, "bin", "Hostx64", "x64", "cl.exe")
-		if !p.isFile(cl) {
-			continue
-		}
-		m := MSVC{Home: home, CL: cl, Toolset: t, MSCVer: mscVer(t), Source: source}
-		if f := p.path(home, "VC", "Auxiliary", "Build", "vcvarsall.bat"); p.isFile(f) {
-			m.VCVarsAll = f
-		}
-		return m, true
+	cl := func(toolset string) string {
+		return p.path(home, "VC", "Tools", "MSVC", toolset, "bin", "Hostx64", "x64", "cl.exe")
 	}
-	return MSVC{}, false
+	sets := slices.DeleteFunc(p.toolsets(home), func(t string) bool { return !p.isFile(cl(t)) })
+	if len(sets) == 0 {
+		return MSVC{}, false
+	}
+	m := MSVC{Home: home, CL: cl(sets[0]), Toolset: sets[0], MSCVer: mscVer(sets[0]), Source: source, Toolsets: sets}
+	if f := p.path(home, "VC", "Auxiliary", "Build", "vcvarsall.bat"); p.isFile(f) {
+		m.VCVarsAll = f
+	}
+	return m, true
 }
 
 // msvc looks for Visual C++ in the order in which builds would find it.
@@ -69,11 +71,11 @@ func (p *prober) msvc(ctx context.Context) Result {
 	r.Status, r.Path, r.Value = OK, m.CL, m.Toolset
 	target := p.Getenv("VSCMD_ARG_TGT_ARCH")
 	switch {
-	case m.Source == "developer shell" && target != "x64":
+	case m.Source == sourceShell && target != "x64":
 		r.Status, r.Detail = Unsupported, "the developer shell is for "+target+"; PyTorch needs x64"
-	case onPath && !strings.HasSuffix(strings.ToLower(parent(m.CL)), `hostx64\x64`) && !strings.HasSuffix(strings.ToLower(parent(m.CL)), `amd64`):
+	case onPath && !cl64(m.CL):
 		r.Status, r.Detail = Unsupported, "this cl.exe is not the 64-bit one: it compiles and fails at linking"
-	case m.Source == "developer shell" && p.Getenv("DISTUTILS_USE_SDK") != "1":
+	case m.Source == sourceShell && p.Getenv("DISTUTILS_USE_SDK") != "1":
 		r.Detail = "DISTUTILS_USE_SDK is not 1: PyTorch's builder stops in a developer shell without it"
 	case m.VCVarsAll == "" && !onPath:
 		r.Detail = "vcvarsall.bat is missing: INCLUDE and LIB may have to be set by hand"
@@ -82,9 +84,16 @@ func (p *prober) msvc(ctx context.Context) Result {
 }
 
 func (p *prober) addMSVC(m MSVC) {
-	if !slices.ContainsFunc(p.m.MSVC, func(o MSVC) bool { return strings.EqualFold(o.CL, m.CL) }) {
-		p.m.MSVC = append(p.m.MSVC, m)
+	for i := range p.m.MSVC {
+		if old := &p.m.MSVC[i]; strings.EqualFold(old.CL, m.CL) || old.Home != "" && strings.EqualFold(old.Home, m.Home) {
+			// The compiler on PATH is of this installation, which has more.
+			if old.VCVarsAll == "" {
+				old.VCVarsAll, old.Toolsets = m.VCVarsAll, m.Toolsets
+			}
+			return
+		}
 	}
+	p.m.MSVC = append(p.m.MSVC, m)
 }
 
 // msvcOnPath takes the compiler of a developer shell, or one that is on PATH in another way.
@@ -93,9 +102,9 @@ func (p *prober) msvcOnPath() {
 	if !ok {
 		return
 	}
-	m := MSVC{CL: cl, Source: "PATH"}
+	m := MSVC{CL: cl, Source: sourcePath}
 	if p.Getenv("VSCMD_ARG_TGT_ARCH") != "" {
-		m.Source = "developer shell"
+		m.Source = sourceShell
 	}
 	// …\VC\Tools\MSVC\14.39.33519\bin\Hostx64\x64\cl.exe
 	parts := strings.Split(cl, `\`)
@@ -183,7 +192,7 @@ func VCVars(ctx context.Context, h *Host, m MSVC, toolset string) (map[string]st
 	if m.VCVarsAll == "" {
 		return nil, errors.New("vcvarsall.bat is missing")
 	}
-	line := `"` + m.VCVarsAll + `" x86_amd64`
+	line := `"` + m.VCVarsAll + `" x64`
 	if toolset != "" {
 		line += " -vcvars_ver=" + toolset
 	}

@@ -306,11 +306,11 @@ func TestProbeWindows(t *testing.T) {
 	want := []machine.MSVC{
 		{
 			Home: `C:\Program Files\Microsoft Visual Studio\2022\Community`, CL: `C:\Program Files\Microsoft Visual Studio\2022\Community\VC\Tools\MSVC\14.39.33519\bin\Hostx64\x64\cl.exe`,
-			Toolset: "14.39.33519", MSCVer: 1939, Source: "vswhere", VCVarsAll: `C:\Program Files\Microsoft Visual Studio\2022\Community\VC\Auxiliary\Build\vcvarsall.bat`,
+			Toolset: "14.39.33519", MSCVer: 1939, Source: "vswhere", Toolsets: []string{"14.39.33519", "14.9.1"}, VCVarsAll: `C:\Program Files\Microsoft Visual Studio\2022\Community\VC\Auxiliary\Build\vcvarsall.bat`,
 		},
 		{
 			Home: `C:\Program Files (x86)\Microsoft Visual Studio\2019\BuildTools`, CL: `C:\Program Files (x86)\Microsoft Visual Studio\2019\BuildTools\VC\Tools\MSVC\14.29.30133\bin\Hostx64\x64\cl.exe`,
-			Toolset: "14.29.30133", MSCVer: 1929, Source: "folders",
+			Toolset: "14.29.30133", MSCVer: 1929, Source: "folders", Toolsets: []string{"14.29.30133"},
 		},
 		{
 			Home: `C:\Program Files (x86)\Microsoft Visual Studio 14.0`, CL: `C:\Program Files (x86)\Microsoft Visual Studio 14.0\VC\bin\amd64\cl.exe`,
@@ -388,8 +388,8 @@ func utf16le(s string) string {
 func TestVCVars(t *testing.T) {
 	m := machine.MSVC{VCVarsAll: `C:\VS\VC\Auxiliary\Build\vcvarsall.bat`}
 	f := &machinetest.Fake{OS: "windows", Programs: map[string]string{
-		`cmd /u /c "C:\VS\VC\Auxiliary\Build\vcvarsall.bat" x86_amd64 >nul && set`:                   utf16le("Path=C:\\VS\\bin;C:\\Ärger\r\nINCLUDE=C:\\inc\r\nLib=C:\\lib\r\n"),
-		`cmd /u /c "C:\VS\VC\Auxiliary\Build\vcvarsall.bat" x86_amd64 -vcvars_ver=14.39 >nul && set`: utf16le("PATH=x\r\n"),
+		`cmd /u /c "C:\VS\VC\Auxiliary\Build\vcvarsall.bat" x64 >nul && set`:                   utf16le("Path=C:\\VS\\bin;C:\\Ärger\r\nINCLUDE=C:\\inc\r\nLib=C:\\lib\r\n"),
+		`cmd /u /c "C:\VS\VC\Auxiliary\Build\vcvarsall.bat" x64 -vcvars_ver=14.39 >nul && set`: utf16le("PATH=x\r\n"),
 	}}
 	got, err := machine.VCVars(t.Context(), f.Host(), m, "")
 	if err != nil {

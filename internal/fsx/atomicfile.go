@@ -93,7 +93,7 @@ func (f *AtomicFile) Commit() error {
 	err := f.file.Close()
 	f.file = nil
 	if err == nil {
-		err = os.Rename(f.temp, f.path)
+		err = rename(f.temp, f.path)
 	}
 	if err != nil {
 		return errors.Join(f.wrap(err), os.Remove(f.temp))

@@ -90,3 +90,5 @@ func retry(op func() error) error {
 
 // openNonblock keeps open(2) from waiting for the other end of a pipe.
 const openNonblock = unix.O_NONBLOCK
+
+func rename(from, to string) error { return os.Rename(from, to) }

@@ -2,8 +2,10 @@ package fsx
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"golang.org/x/sys/windows"
 )
@@ -33,7 +35,34 @@ func renameOverEmptyDir(from, to string) error {
 		}
 		return err
 	}
-	return os.Rename(from, to)
+	return rename(from, to)
+}
+
+// renameTime is how long a rename waits for programs that have the target open: scanners and
+// indexers do for moments, an editor or an interpreter for as long as it runs.
+var renameTime = 2 * time.Second
+
+// rename replaces a file as other systems do: also one that is read-only, or that another program
+// has open for a moment.
+func rename(from, to string) error {
+	for wait, end := time.Millisecond, time.Now().Add(renameTime); ; wait = min(2*wait, 100*time.Millisecond) {
+		err := os.Rename(from, to)
+		if err == nil || !errors.Is(err, windows.ERROR_ACCESS_DENIED) && !errors.Is(err, windows.ERROR_SHARING_VIOLATION) && !errors.Is(err, windows.ERROR_LOCK_VIOLATION) {
+			return err
+		}
+		info, bad := os.Lstat(to)
+		switch {
+		case bad == nil && info.Mode().IsRegular() && info.Mode()&0o200 == 0:
+			if err := os.Chmod(to, 0o666); err != nil {
+				return err
+			}
+		case time.Now().After(end) && bad == nil:
+			return fmt.Errorf("%w; another program has it open, or it may not be changed: close that program and try again", err)
+		case time.Now().After(end):
+			return err
+		}
+		time.Sleep(wait)
+	}
 }
 
 func exchange(string, string) error { return errors.ErrUnsupported }

@@ -81,11 +81,11 @@ func renameDir(from, to string, opts RenameDirOptions) error {
 // moveAside puts from in the place of to in two steps, and returns where the old folder is.
 func moveAside(from, to string) (replaced string, err error) {
 	replaced = tempPath(to)
-	if err := os.Rename(to, replaced); err != nil {
+	if err := rename(to, replaced); err != nil {
 		return "", err
 	}
-	if err := os.Rename(from, to); err != nil {
-		return "", errors.Join(err, os.Rename(replaced, to))
+	if err := rename(from, to); err != nil {
+		return "", errors.Join(err, rename(replaced, to))
 	}
 	return replaced, nil
 }

@@ -72,7 +72,7 @@ type Cmd struct {
 	Stdout io.Writer
 	Stderr io.Writer
 	// Grace is the time from asking (SIGTERM) to killing (SIGKILL) the whole tree after the context
-	// has ended. Zero means 5 seconds, a negative value kills at once. Windows kills at once.
+	// has ended. Zero means 5 seconds, a negative value kills at once. Windows asks with Ctrl-Break.
 	Grace time.Duration
 	// NoNetwork cuts the tree off from every network: it has a loopback interface of its own and
 	// nothing else. Sockets in the file system still work. The error is

@@ -1,5 +1,0 @@
-//go:build !windows
-
-package machine
-
-func localRegistry(string, string) (string, bool) { return "", false }

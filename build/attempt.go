@@ -45,19 +45,20 @@ type attempt struct {
 	work string
 	jobs int // compiler calls at once
 
-	box     sandbox.Box
-	openers []sandbox.Box
-	brought []sandbox.Mount // programs and Python that kiln brings into the build environment
-	managed *interpreter    // the Python of the build, if kiln brings it
-	noGit   bool            // the build environment has no git
-	venv    string          // folder of the virtual environment
-	pipHome string          // folder of the pip that fills it
-	facts   facts
-	epoch   time.Time
-	tools   record.Tools
-	files   []string // paths of what came out
-	reused  bool     // files are those of an earlier build
-	given   string   // a wheel from elsewhere that is only tested
+	box       sandbox.Box
+	openers   []sandbox.Box
+	brought   []sandbox.Mount // programs and Python that kiln brings into the build environment
+	managed   *interpreter    // the Python of the build, if kiln brings it
+	noGit     bool            // the build environment has no git
+	venv      string          // folder of the virtual environment
+	pipHome   string          // folder of the pip that fills it
+	facts     facts
+	epoch     time.Time
+	tools     record.Tools
+	developer *machine.Developer // the compiler's environment on Windows
+	files     []string           // paths of what came out
+	reused    bool               // files are those of an earlier build
+	given     string             // a wheel from elsewhere that is only tested
 
 	record record.Record
 	peak   int64
@@ -328,7 +329,7 @@ var causes = map[machine.Class]engine.Cause{
 func (a *attempt) evidence(ctx context.Context, err error) machine.Evidence {
 	e := machine.Evidence{
 		Stage: a.stage, LogLines: a.log.lines(), ExitCode: 1, Image: a.Image, Python: a.Row.Python, CUDA: a.Row.CUDA, ROCm: a.Row.ROCm,
-		Torch: a.Row.Torch, Arch: a.Row.Arch, OS: "linux", Distribution: a.facts.Distribution, Root: os.Geteuid() == 0,
+		Torch: a.Row.Torch, Arch: a.Row.Arch, OS: a.system(), Distribution: a.facts.Distribution, Root: os.Geteuid() == 0,
 		MemoryLimitBytes: a.memoryLimit(), PeakMemoryBytes: a.peak, Jobs: a.jobs, NVCCThreads: a.Settings.Resources.NVCCThreads,
 		WallLimit: time.Duration(a.Settings.Resources.WallTime), Requirements: slices.Concat(a.facts.Requires, a.Deps), Env: a.Settings.Env,
 		ToolkitFound: a.tools.CUDAVersion, TestImports: a.Settings.Test.Imports, NeedDiskBytes: a.Settings.Resources.DiskBytes,

@@ -26,6 +26,7 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/memory"
 	"github.com/kiln-build/kiln/internal/secret"
+	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -50,6 +51,13 @@ type Options struct {
 	// Path is the search path for programs on the host; in containers, and if it is
 	// empty, the usual folders are searched.
 	Path string
+	// Host is this machine, where rows are built on it; nil means without variables.
+	Host *machine.Host
+	// MSVC is the toolset of Windows rows whose variables name none, such as "14.39"; empty means
+	// the newest that the row's CUDA takes.
+	MSVC string
+	// LongPaths says that the programs of this Windows take paths of any length.
+	LongPaths bool
 	// Pythons are further places of interpreters on the host; see [FindPythons].
 	Pythons []string
 	// StoreDir is where Pythons and programs are kept that images and machines lack, once for all
@@ -109,6 +117,8 @@ type Builder struct {
 	site    string           // the owner without the row: names the folder in Scratch
 	share   *share.Session   // nil if nothing is shared
 	bad     map[string]error // why rows have no source, by id
+
+	developers developers
 }
 
 // Network says where packages come from and how they are reached. Only commands that
@@ -161,6 +171,9 @@ func New(opts Options) (*Builder, error) {
 	if b.Compat == nil {
 		b.Compat = compat.Default()
 	}
+	if b.Host == nil {
+		b.Host = machine.Local(nil)
+	}
 	if b.Log == nil {
 		b.Log = slog.New(slog.DiscardHandler)
 	}
@@ -200,10 +213,15 @@ const gitConfigs = 1
 // gitEnv is the environment of git, which fetches sources outside of the sandboxes.
 func (b *Builder) gitEnv() []string {
 	git := map[string]string{
-		"PATH": strings.Join(b.searchPath(), ":"), "HOME": filepath.Join(b.StateDir, "home"), "LC_ALL": "C.UTF-8",
+		"PATH": strings.Join(b.hostPath(), string(filepath.ListSeparator)), "HOME": filepath.Join(b.StateDir, "home"), "LC_ALL": "C.UTF-8",
 		"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1",
 		// The folder may belong to another user than the one that builds.
 		"GIT_CONFIG_COUNT": strconv.Itoa(gitConfigs), "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
+	}
+	for _, name := range systemVariables {
+		if value, ok := b.Host.LookupEnv(name); ok {
+			git[name] = value
+		}
 	}
 	if b.Network.CertFile != "" {
 		git["GIT_SSL_CAINFO"] = b.Network.CertFile
@@ -486,13 +504,18 @@ func (b *Builder) foreign(row *matrix.Row) string {
 	if !matrix.CanBuild(row.Platform) {
 		return fmt.Sprintf("kiln does not build %s rows", row.Platform)
 	}
+	here := "linux_" + arch
 	if b.Sandboxes.Name() == "host" && runtime.GOOS != "linux" {
-		return "kiln builds on Linux; this machine has " + runtime.GOOS
+		here = runtime.GOOS + "_" + arch
+		if runtime.GOOS == "windows" {
+			here = "win_" + runtime.GOARCH
+		}
 	}
-	if strings.HasSuffix(row.Platform, "linux_"+arch) || strings.Contains(row.Platform, "linux_") && strings.HasSuffix(row.Platform, "_"+arch) {
+	system, _, _ := strings.Cut(here, "_")
+	if row.Platform == here || system == "linux" && strings.Contains(row.Platform, "linux_") && strings.HasSuffix(row.Platform, "_"+arch) {
 		return ""
 	}
-	return fmt.Sprintf("a %s row needs such a machine; this one is linux_%s", row.Platform, arch)
+	return fmt.Sprintf("a %s row needs such a machine; this one is %s", row.Platform, here)
 }
 
 // stillThere refuses to reuse a result whose files are gone or changed.

@@ -66,14 +66,16 @@ func (a *attempt) buildEnv() (map[string]string, error) {
 // plainEnv is buildEnv without what changes the environment on disk.
 func (a *attempt) plainEnv() map[string]string {
 	box := a.box
-	dirs := []string{path.Join(box.Inside(a.venv), "bin")}
+	dirs := []string{venvBin(box, a.venv)}
 	if home := a.tools.CUDAHome; home != "" {
-		dirs = append(dirs, path.Join(home, "bin"))
+		dirs = append(dirs, join(box, home, "bin"))
 	}
 	if home := a.tools.ROCmHome; home != "" {
 		dirs = append(dirs, path.Join(home, "bin"))
 	}
-	env := a.baseEnv(box, slices.Compact(dirs)...)
+	dirs = slices.Compact(dirs)
+	env := a.baseEnv(box, dirs...)
+	a.developerEnv(env, dirs)
 	env["VIRTUAL_ENV"] = box.Inside(a.venv)
 	env["MAX_JOBS"] = itoa(a.jobs)
 	env["SOURCE_DATE_EPOCH"] = fmt.Sprint(a.epoch.Unix())
@@ -100,6 +102,9 @@ func (a *attempt) plainEnv() map[string]string {
 	}
 	for _, pair := range a.Env {
 		name, value, _ := strings.Cut(pair, "=")
+		if name == toolsetVariable && a.developer != nil {
+			continue // vcvarsall.bat said it whole
+		}
 		if name == "NVCC_THREADS" && a.try.Shrink > 0 || name == "MAX_JOBS" && a.try.Shrink > 0 {
 			continue
 		}
@@ -136,7 +141,7 @@ func (a *attempt) frontend(env map[string]string) []string {
 			}
 		}
 	case "uv":
-		argv = []string{path.Join(a.box.Inside(a.venv), "bin", "uv"), "build", "--offline", "--python", python, "--out-dir", out}
+		argv = []string{join(a.box, venvBin(a.box, a.venv), exe(a.box, "uv")), "build", "--offline", "--python", python, "--out-dir", out}
 		if a.Row.Kind == "wheel" {
 			argv = append(argv, "--wheel")
 		}
@@ -207,7 +212,11 @@ func (a *attempt) bypassed() error {
 // hostSitePackages returns the folder of the virtual environment's packages as this
 // process sees it.
 func (a *attempt) hostSitePackages() (string, error) {
-	found, err := filepath.Glob(filepath.Join(a.venv, "lib", "python*", "site-packages"))
+	pattern := filepath.Join(a.venv, "lib", "python*", "site-packages")
+	if onWindows(a.box) {
+		pattern = filepath.Join(a.venv, "Lib", "site-packages")
+	}
+	found, err := filepath.Glob(pattern)
 	if err != nil || len(found) != 1 {
 		return "", fmt.Errorf("virtual environment %s: want one site-packages folder, got %d", a.venv, len(found))
 	}

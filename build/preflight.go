@@ -21,14 +21,18 @@ import (
 // preflight compares the environment with the row.
 func preflight(ctx context.Context, a *attempt) error {
 	box := a.box
-	env := a.baseEnv(box, path.Join(box.Inside(a.venv), "bin"))
-	pip := path.Join(box.Inside(a.pipHome), "lib", "python"+a.Row.Python, "site-packages")
+	env := a.baseEnv(box, venvBin(box, a.venv))
+	pip := venvPackages(box, a.pipHome, a.Row.Python)
 	args := []string{box.Inside(a.source()), pip}
 	if len(a.Torch) > 0 {
 		args = append(args, "torch")
 	}
 	if a.Row.CUDA != "" {
-		args = append(append(args, "nvcc"), machine.CUDAHomes(compat.Minor(a.Row.CUDA))...)
+		homes := machine.CUDAHomes(compat.Minor(a.Row.CUDA))
+		if onWindows(box) {
+			homes = machine.WindowsCUDAHomes(a.builder.Host, compat.Minor(a.Row.CUDA))
+		}
+		args = append(append(args, "nvcc"), homes...)
 	}
 	var f facts
 	if err := a.script(ctx, box, venvPython(box, a.venv), a.scripts(), "facts.py", sortedEnv(env), &f, args...); err != nil {
@@ -61,11 +65,15 @@ func preflight(ctx context.Context, a *attempt) error {
 	// lacks headers.
 	if a.Native && a.Row.Kind == "wheel" && !f.Headers {
 		return fault("python-headers", "the headers of Python are missing",
-			"install them; on Debian and Ubuntu: apt-get install python"+strings.TrimSuffix(a.Row.Python, "t")+"-dev",
+			"install them; on Debian and Ubuntu: apt-get install python"+strings.TrimSuffix(a.Row.Python, "t")+"-dev; on Windows the installer of python.org brings them",
 			"Python %s has no Python.h", f.PythonFull)
 	}
 	if a.Native {
-		if err := a.findCompiler(ctx, env); err != nil {
+		find := a.findCompiler
+		if onWindows(box) && a.Settings.Env["CXX"] == "" {
+			find = func(ctx context.Context, _ map[string]string) error { return a.findMSVC(ctx) }
+		}
+		if err := find(ctx, env); err != nil {
 			return err
 		}
 		if a.tools.CUDAHome != "" {
@@ -202,7 +210,7 @@ func (a *attempt) findCUDA(ctx context.Context, env map[string]string) error {
 	var found []string
 	for _, home := range homes {
 		var out bytes.Buffer
-		nvcc := path.Join(home, "bin", "nvcc")
+		nvcc := join(a.box, home, "bin", exe(a.box, "nvcc"))
 		if _, err := a.command(ctx, a.box, sandbox.Command{Argv: []string{nvcc, "--version"}, Dir: a.scripts(), Env: sortedEnv(env), Stdout: &out}); err != nil {
 			if ctx.Err() != nil {
 				return err
@@ -220,6 +228,9 @@ func (a *attempt) findCUDA(ctx context.Context, env map[string]string) error {
 	}
 	fix := "install it, or build in a container: --runner podman"
 	where := "on this machine"
+	if onWindows(a.box) {
+		fix = "install it, or let kiln put it together: kiln workflow cuda " + a.Row.ID + "\nif it is installed: set CUDA_PATH_V" + strings.ReplaceAll(minor, ".", "_") + " to its folder"
+	}
 	if a.Image != "" {
 		where = "in the image " + a.Image
 		fix = "build in an image with the compiler; of NVIDIA's images that is the one with -devel in its name"

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -92,6 +91,9 @@ func (e *environment) reopen(ctx context.Context) error {
 }
 
 func prepare(ctx context.Context, a *attempt) error {
+	if err := a.checkWork(); err != nil {
+		return err
+	}
 	if err := writeScripts(a.scripts()); err != nil {
 		return err
 	}
@@ -120,8 +122,8 @@ func prepare(ctx context.Context, a *attempt) error {
 // baseEnv are the variables of every command of the row: nothing else of the outer
 // environment gets in.
 func (a *attempt) baseEnv(box sandbox.Box, pathDirs ...string) map[string]string {
-	return map[string]string{
-		"PATH":                          strings.Join(append(pathDirs, a.searchPath(box)...), ":"),
+	env := map[string]string{
+		"PATH":                          pathList(box, append(pathDirs, a.searchPath(box)...)),
 		"HOME":                          box.Inside(a.home()),
 		"TMPDIR":                        box.Inside(a.temp()),
 		"LC_ALL":                        "C.UTF-8",
@@ -131,10 +133,14 @@ func (a *attempt) baseEnv(box sandbox.Box, pathDirs ...string) map[string]string
 		"PIP_DISABLE_PIP_VERSION_CHECK": "1",
 		"PIP_NO_INPUT":                  "1",
 		"PIP_CONFIG_FILE":               "/dev/null", // where packages come from is said, not found
-		"PIP_CACHE_DIR":                 path.Join(box.Inside(a.builder.cacheDir()), "pip"),
+		"PIP_CACHE_DIR":                 join(box, box.Inside(a.builder.cacheDir()), "pip"),
 		"PIP_PROGRESS_BAR":              "off",
 		"PIP_ROOT_USER_ACTION":          "ignore",
 	}
+	if onWindows(box) {
+		a.windowsEnv(env, box.Inside(a.home()), box.Inside(a.temp()))
+	}
+	return env
 }
 
 // searchPath returns the folders of programs: those that the image names, or the host's.
@@ -174,14 +180,9 @@ func (a *attempt) netEnv(box sandbox.Box, env map[string]string) (secrets []stri
 	return secrets
 }
 
-// venvPython returns the interpreter of a virtual environment as seen in the box.
-func venvPython(box sandbox.Box, venv string) string {
-	return path.Join(box.Inside(venv), "bin", "python")
-}
-
 // env are the variables of commands in the environment.
 func (e *environment) env() map[string]string {
-	return e.baseEnv(e.box, path.Join(e.box.Inside(e.venv), "bin"))
+	return e.baseEnv(e.box, venvBin(e.box, e.venv))
 }
 
 // create makes the environment, empty.

@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,12 @@ import (
 // stands for a version such as 3.13, {t} for what free-threaded builds have behind it.
 func FindPythons(env []string) []string {
 	values := variables(env)
+	if runtime.GOOS == "windows" {
+		for name, value := range values {
+			values[strings.ToUpper(name)] = value // names are the same in any case there
+		}
+		return windowsPythons(values)
+	}
 	home := values["HOME"]
 	data := values["XDG_DATA_HOME"]
 	if data == "" && home != "" {
@@ -111,6 +118,10 @@ var ccacheSays = regexp.MustCompile(`^(\d+)\.(\d+)`)
 
 // look surveys a box.
 func (e *environment) look(ctx context.Context) error {
+	if onWindows(e.box) {
+		e.lookWindows()
+		return nil
+	}
 	var out bytes.Buffer
 	argv := append([]string{"sh", e.box.Inside(filepath.Join(e.scripts, "survey.sh"))}, e.pythonPlaces()...)
 	if _, err := e.command(ctx, e.box, sandbox.Command{Argv: argv, Dir: e.scripts, Env: sortedEnv(e.baseEnv(e.box)), Stdout: &out}); err != nil {
@@ -140,7 +151,7 @@ func parseSurvey(text string) survey {
 				s.missing["ccache"] = slices.Compare([]int{major, minor}, share.LeastCCache[:]) < 0
 			}
 		case "python":
-			if !slices.Contains(globbed, value) && path.IsAbs(value) {
+			if !slices.Contains(globbed, value) && (path.IsAbs(value) || filepath.IsAbs(value)) {
 				globbed = append(globbed, value)
 			}
 		}
@@ -159,7 +170,7 @@ func parseSurvey(text string) survey {
 	return s
 }
 
-var patchVersion = regexp.MustCompile(`(?:^|[-/])\d+\.\d+\.(\d+)`)
+var patchVersion = regexp.MustCompile(`(?:^|[-/\\])\d+\.\d+\.(\d+)`)
 
 // findPython chooses the row's interpreter: one that the environment has, or one that kiln brings.
 // It opens the box again where that has to show more.

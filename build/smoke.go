@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -217,7 +216,7 @@ func (e *environment) smoke(ctx context.Context, cwd string) error {
 	}
 	env := a.baseEnv(box)
 	// No folder with a compiler: a package that would compile at import must fail here.
-	env["PATH"] = path.Join(box.Inside(e.venv), "bin")
+	env["PATH"] = venvBin(box, e.venv)
 	env["CUDA_VISIBLE_DEVICES"] = ""
 	if a.builder.HaveGPU {
 		delete(env, "CUDA_VISIBLE_DEVICES")

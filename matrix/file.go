@@ -501,7 +501,7 @@ func (c *checker) versionFrom(p *pkg) {
 	if from.File.Value == "" {
 		c.errorf(from.File.place, "version-from", "", "the file name is empty")
 	}
-	if file := filepath.ToSlash(filepath.Clean(from.File.Value)); filepath.IsAbs(from.File.Value) || file == ".." || strings.HasPrefix(file, "../") {
+	if from.File.Value != "" && !filepath.IsLocal(filepath.FromSlash(from.File.Value)) {
 		c.errorf(from.File.place, "version-from", "", "%q is not inside the source", from.File.Value)
 	}
 }

@@ -194,7 +194,7 @@ var pinned = regexp.MustCompile(`^[A-Za-z0-9._-]+/[A-Za-z0-9._/-]+@[0-9a-f]{40}$
 func (c *checker) workflow(w *Workflow, cache *Cache, customAxes []string) WorkflowSettings {
 	out := WorkflowSettings{
 		Name: cmp.Or(w.Name.Value, "wheels"), Kiln: w.Kiln.Version.Value, KilnURL: w.Kiln.URL.Value, KilnWheel: w.Kiln.Wheel.Value, KilnIndex: w.Kiln.Index.Value, KilnSHA256: map[string]string{}, Runners: map[string][]string{}, GPURunner: values(w.GPURunner), Sandbox: w.Sandbox.Value,
-		Actions: map[string]string{}, Branch: cmp.Or(w.Branch.Value, "main"), MSVC: cmp.Or(w.MSVC.Text.Value, "14.39"),
+		Actions: map[string]string{}, Branch: cmp.Or(w.Branch.Value, "main"), MSVC: w.MSVC.Text.Value,
 		WindowsCUDA: map[string]string{}, Timeout: w.Timeout.Value,
 		MaxParallel: w.MaxParallel.Value, Cache: !w.Cache.IsSet() || w.Cache.Value, CacheRemote: cache.Remote.Value != "",
 		Attest: w.Attest.Value, SignKey: w.SignKey.Value,

@@ -124,7 +124,9 @@ func (r *Row) Files() []string {
 }
 
 // CanBuild reports whether kiln builds wheels for a platform tag.
-func CanBuild(platform string) bool { return platform == "any" || strings.Contains(platform, "linux_") }
+func CanBuild(platform string) bool {
+	return platform == "any" || platform == "win_amd64" || strings.Contains(platform, "linux_")
+}
 
 // normalLocal turns a build tag into the local version that packaging tools write:
 // lower case, dots for hyphens and underscores, numbers without leading zeros.

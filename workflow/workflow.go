@@ -114,7 +114,7 @@ func New(opts Options) ([]byte, error) {
 	target, _ := opts.Publish.Target(opts.Publish.To)
 	folder := path.Dir(opts.File)
 	data := map[string]any{
-		"File": opts.File, "Name": w.Name, "Branch": w.Branch, "MSVC": w.MSVC, "GPU": w.GPURunner, "Minutes": int(w.Timeout.Minutes()),
+		"File": opts.File, "Name": w.Name, "Branch": w.Branch, "MSVC": cmp.Or(w.MSVC, "14.39"), "GPU": w.GPURunner, "Minutes": int(w.Timeout.Minutes()),
 		"Jobs": Jobs(opts.Plan), "Host": hostLabels(w), "Dist": path.Join(folder, "dist"), "Attempts": path.Join(folder, ".kiln/attempts"), "To": "",
 		"Index": "", "BranchPush": opts.Publish.Index.Branch != "", "Push": false,
 		"Dispatch": slices.Contains(w.ReleaseOn, "dispatch"), "Releases": releases(w.ReleaseOn), "MaxParallel": cmp.Or(w.MaxParallel, matrix.GitHubMaxJobs),

@@ -26,6 +26,8 @@ facts = {
     "ninja": shutil.which("ninja") or "",
 }
 
+if os.name == "nt":
+    facts["os_name"] = platform.platform()
 try:
     with open("/etc/os-release", encoding="utf-8") as f:
         release = dict(line.strip().split("=", 1) for line in f if "=" in line)
@@ -110,6 +112,7 @@ if "nvcc" in sys.argv[3:]:
     nvcc = shutil.which("nvcc")
     if nvcc:
         homes.append(os.path.dirname(os.path.dirname(nvcc)))
-    facts["cuda_homes"] = [home for home in homes if os.access(os.path.join(home, "bin", "nvcc"), os.X_OK)]
+    program = "nvcc.exe" if os.name == "nt" else "nvcc"
+    facts["cuda_homes"] = [home for home in homes if os.access(os.path.join(home, "bin", program), os.X_OK)]
 
 json.dump(facts, sys.stdout)

@@ -26,6 +26,7 @@ import (
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
+	"github.com/kiln-build/kiln/machine"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -109,6 +110,7 @@ func (a *app) buildOptions(ctx context.Context, f *buildFlags) (build.Options, e
 	opts := build.Options{
 		Dir: f.folder(), StateDir: f.stateDir(), DistDir: f.dist, Jobs: f.jobs, CPU: f.cpus, Rebuild: f.rebuild, FailFast: f.failFast, KeepWork: f.keepWork, Prune: f.prune,
 		Recipe: build.RecipeOptions{TorchIndex: a.secrets.Take(f.torchIndex), DefaultImage: f.image}, Path: os.Getenv("PATH"), HaveGPU: a.host().HasGPU(), Log: a.log,
+		Host: a.host(), MSVC: f.plan.msvc, LongPaths: machine.LongPaths(),
 	}
 	var err error
 	if f.plan.file != "-" {

@@ -38,6 +38,8 @@ type planFlags struct {
 
 	// cacheRemote is what load found in the file.
 	cacheRemote string
+	// msvc is the toolset that the file names, "" if it names none.
+	msvc string
 }
 
 // defaultFile is what is read without -f, and defaultHistory is where builds leave
@@ -130,7 +132,7 @@ func (f *planFlags) load(stdin io.Reader, secrets *secret.Store) (*planned, erro
 	list = append(list, found...)
 	if file != nil {
 		secrets.Add(file.Credentials()...)
-		f.cacheRemote = file.Cache().Remote
+		f.cacheRemote, f.msvc = file.Cache().Remote, file.Workflow().MSVC
 		opts.Versions, found = file.ReadVersions()
 		list = append(list, found...)
 	}

@@ -25,6 +25,7 @@ names=(
   trixie-torch26 trixie-torch26-runtime     # the same with the CUDA build of torch 2.6
   trixie-hip trixie-hip-runtime             # hipcc 5.7
   sid-python314 sid-python314-runtime       # Python 3.14, no toolkit
+  trixie-wine                               # Wine 10, and a compiler for Windows programs
 )
 
 say() { printf 'images: %s\n' "$*" >&2; }
@@ -65,6 +66,7 @@ recipe() {
     trixie-hip-runtime) packages=("${python[@]}" libamdhip64-5) ;;
     sid-python314) packages=("${devel[@]}") ;;
     sid-python314-runtime) packages=("${python[@]}") ;;
+    trixie-wine) packages=(wine wine64 ca-certificates gcc-mingw-w64-ucrt64 g++-mingw-w64-ucrt64) ;;
     *) die "no image is called $1; there are: ${names[*]}" ;;
   esac
 }

@@ -48,7 +48,6 @@ func TestE2EWine(t *testing.T) {
 	v := launch(t, filepath.Join(dir, "kiln.exe"), "trixie-runtime", "--volume", dir+":/exe:ro", "--volume", source+":/machine:ro", "--env", "WINEDEBUG=-all", "--env", "WINEPREFIX=/home/kiln/wine")
 	v.must("apt-get -q update; apt-get -q -y --no-install-recommends install wine wine64; wineboot --init; wineserver --wait")
 
-	const drive = "/home/kiln/wine/drive_c/"
 	doctor := func(args string) windowsReport {
 		t.Helper()
 		out, err := v.shell("wine /exe/kiln.exe doctor --json " + args)

@@ -1,0 +1,3 @@
+from ._native import count, total
+
+__all__ = ["count", "total"]

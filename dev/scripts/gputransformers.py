@@ -100,7 +100,11 @@ def make(shape, bits, folder):
                              (("mlp.gate_proj", "mlp.up_proj"), h, (i, i)), (("mlp.down_proj",), i, (h,))):  # fmt: skip
             permutation = order(k)
             for name, n in zip(names, ns):
-                tensors.update((key + name + "." + t, v) for t, v in matrix(k, n, WIDTHS[bits], permutation.clone()).items())
+                made = matrix(k, n, WIDTHS[bits], permutation.clone())
+                if name == "mlp.down_proj":
+                    # The mean of random codes is not 0. It adds up over the layers: at full size beyond half precision in 80 of them.
+                    made["q_scale_max"] = made["q_scale_max"] / 16
+                tensors.update((key + name + "." + t, v) for t, v in made.items())
         tensors[key + "input_layernorm.weight"], tensors[key + "post_attention_layernorm.weight"] = norm(), norm()
         write(tensors)
     head = matrix(h, config["vocab_size"], WIDTHS["head"], order(h))
@@ -306,6 +310,7 @@ def kiln_model(folder, short):
         say("peak of GPU memory, loading", watch.gpu / 1e9, "GB")
         say("GPU memory", (watch.free - torch.cuda.mem_get_info()[0]) / 1e9, "GB")
     logits, _ = prefill(model, 1, 64)
+    expect(logits.isfinite().all(), "logits are not finite")
     torch.save(logits[0, -1].float().cpu(), os.path.join(folder, "kiln.pt"))
     took = clock(lambda: prefill(model), 5, warm=2)
     say("prefill of %d" % PROMPT, 1000 * PROMPT / took, "tokens/s")
@@ -381,13 +386,12 @@ def exllamav2(folder):
         model.forward(tokens(1, PROMPT).cpu(), cache, preprocess_only=False, last_id_only=True)
 
     cache.current_seq_len = 0
-    mine = os.path.join(folder, "kiln.pt")
+    mine, apart = os.path.join(folder, "kiln.pt"), 0.0
     logits = model.forward(tokens(1, 64).cpu(), cache, last_id_only=True)[0, -1].float().cpu()[: config.vocab_size]
     if os.path.exists(mine):
         other = torch.load(mine)
         apart = float((other - logits).norm() / logits.norm())
         say("logits, kiln and exllamav2", apart, "apart")
-        expect(apart < 1e-2, "logits")
     say("exllamav2 prefill", 1000 * PROMPT / clock(fill, 5, warm=2), "tokens/s")
     del cache
     for batch in (1, 8, 32):
@@ -400,6 +404,7 @@ def exllamav2(folder):
         torch.backends.cuda.enable_cudnn_sdp(True)
         say("exllamav2 decode batch %d" % batch, took, "ms, without cuDNN's attention")
         del cache
+    expect(apart < 1e-2, "logits of kiln and exllamav2")
 
 
 def fp16(folder):

@@ -419,6 +419,83 @@ packages:
 	}
 }
 
+// TestHooks: commands run before and after the build and before the test, and the test is that of
+// the package itself, with its own files; what fails in it is shown.
+func TestHooks(t *testing.T) {
+	p := newProject(t, map[string]string{
+		"packages.yml": `
+x-shared: &shared
+  versions: ["1.0"]
+  source: {path: src}
+  extra_deps: [build, setuptools]
+  local_version: ""
+  before_build: python generate.py {version}
+  after_build: "sh -c 'ls $KILN_OUT > made.txt && test -s made.txt'"
+  env: {PACKAGE: "{package}"}
+packages:
+  good:
+    <<: *shared
+    test_import: _good
+    before_test: "sh -c 'echo 42 > tests/data.txt'"
+    test: {command: python -m unittest discover -v tests, requires: iniconfig, files: [tests, "*.ini"]}
+    matrix: [{python: "PYTHON"}]
+  wrong: {<<: *shared, test_import: _wrong, test: {command: python -m unittest discover tests, files: tests}, matrix: [{python: "PYTHON"}]}
+  expression: {<<: *shared, test_import: _expression, test: {expressions: ["1 + 1", "_expression.nothing"]}, matrix: [{python: "PYTHON"}]}
+  nofile: {<<: *shared, test_import: _nofile, test: {command: python -V, files: nowhere}, matrix: [{python: "PYTHON", after_build: []}]}
+  nohook: {<<: *shared, matrix: [{python: "PYTHON", before_build: python no-such-file.py}]}
+`,
+		"src/setup.py": `
+import os
+from setuptools import Extension, setup
+name = os.environ["PACKAGE"]
+setup(name=name, version="1.0", ext_modules=[Extension("_" + name, ["native.c"])])
+`,
+		"src/generate.py": `
+import os, sys
+assert sys.argv[1:] == ["1.0"], sys.argv
+open("native.c", "w").write(open("native.in").read().replace("NAME", "_" + os.environ["PACKAGE"]))
+`,
+		"src/native.in": nativeC, "src/test.ini": "",
+		"src/tests/test_it.py": `
+import os, unittest
+class It(unittest.TestCase):
+    def test_it(self):
+        import iniconfig, _good
+        self.assertTrue(os.path.exists("test.ini") and not os.path.exists("setup.py"))
+        self.assertEqual(open("tests/data.txt").read().strip(), "42")
+`,
+	})
+	result := p.build()
+	want := map[string]string{
+		"good": "done passed", "wrong": "failed test test-command", "expression": "failed test test-expression", "nofile": "failed test test-files", "nohook": "failed compile python-error",
+	}
+	got := statuses(result)
+	if strings.HasPrefix(got["nohook"], "failed compile ") {
+		got["nohook"] = want["nohook"] // whatever Python says of a file that is not there
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+	for _, r := range result.Rows {
+		said := map[string]string{"wrong": "No module named 'iniconfig'", "expression": "_expression.nothing: AttributeError", "nofile": "the source has no nowhere"}[r.Row.Package]
+		if !strings.Contains(r.Reason, said) || r.Row.Package == "good" && r.Status != engine.StatusDone {
+			t.Errorf("%s: want %q in %q\n%s", r.Row.Package, said, r.Reason, p.log(r))
+		}
+		if r.Record == nil {
+			continue
+		}
+		// What kiln plan --env lists is what the build had.
+		settings, _ := p.plan().Settings(r.Row.ID)
+		listed := build.Variables(r.Row, settings)
+		for _, pair := range r.Record.Environment {
+			name, _, _ := strings.Cut(pair, "=")
+			if !slices.ContainsFunc(listed, func(v build.Variable) bool { return v.Name == name }) {
+				t.Errorf("%s is in the environment of %s and not in the list", name, r.Row.ID)
+			}
+		}
+	}
+}
+
 // TestDistFolder: a folder that cannot be written is said before anything is compiled.
 func TestDistFolder(t *testing.T) {
 	p := newProject(t, map[string]string{

@@ -36,6 +36,14 @@ func compile(ctx context.Context, a *attempt) error {
 	if network {
 		secrets = a.netEnv(a.box, env)
 	}
+	hook := func(commands [][]string) error {
+		hooked := maps.Clone(env)
+		hooked["KILN_OUT"] = a.box.Inside(a.out())
+		return a.hooks(ctx, a.box, commands, sandbox.Command{Dir: a.source(), Env: sortedEnv(hooked), Secrets: secrets, Network: network})
+	}
+	if err := hook(a.Settings.BeforeBuild); err != nil {
+		return err
+	}
 	a.log.step = func(done, total int) { a.try.Progress(done, total, "files") }
 	defer func() { a.log.step = nil }()
 	_, err = a.command(ctx, a.box, sandbox.Command{Argv: argv, Dir: a.source(), Env: sortedEnv(env), Secrets: secrets, Network: network})
@@ -49,7 +57,21 @@ func compile(ctx context.Context, a *attempt) error {
 	if err := shared.finish(ctx, records); err != nil {
 		return err
 	}
+	if err := hook(a.Settings.AfterBuild); err != nil {
+		return err
+	}
 	return a.bypassed()
+}
+
+// hooks runs commands of packages.yml, as base says.
+func (a *attempt) hooks(ctx context.Context, box sandbox.Box, commands [][]string, base sandbox.Command) error {
+	for _, argv := range commands {
+		base.Argv = argv
+		if _, err := a.command(ctx, box, base); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // buildEnv is the environment of the front-end and of all that it starts.

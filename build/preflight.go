@@ -76,7 +76,7 @@ func preflight(ctx context.Context, a *attempt) error {
 		if err := find(ctx, env); err != nil {
 			return err
 		}
-		if a.tools.CUDAHome != "" {
+		if a.tools.CUDAHome != "" && !onWindows(box) {
 			ours, err := a.completeToolkit(ctx, a.tools.CUDAHome, env)
 			if err != nil {
 				return err
@@ -97,7 +97,9 @@ const backendTime = 5 * time.Minute
 // build-system.requires, with the row: minutes of compiling tell no more. A back-end that cannot
 // answer is no fault here.
 func (a *attempt) askBackend(ctx context.Context, pip string) error {
-	if a.Settings.Isolation { // its requirements are not there yet
+	// With isolation its requirements are not there yet; and commands before the build may make what
+	// it reads.
+	if a.Settings.Isolation || len(a.Settings.BeforeBuild) > 0 {
 		return nil
 	}
 	box := a.box

@@ -9,6 +9,13 @@ import (
 	"github.com/kiln-build/kiln/matrix"
 )
 
+// TestReplaced: a torch that the wheel itself brings is not one that it replaced.
+func TestReplaced(t *testing.T) {
+	if replaced("", "2.11.0") || replaced("2.11.0", "2.11.0") || !replaced("2.11.0", "2.12.0") || !replaced("2.11.0", "") {
+		t.Error("replaced is wrong")
+	}
+}
+
 // TestTorchOfCPURow: a row for the CPU that gets a torch with CUDA is built, with a warning.
 func TestTorchOfCPURow(t *testing.T) {
 	for torch, want := range map[*record.Torch]string{

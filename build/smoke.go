@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -125,7 +126,11 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	if err != nil {
 		return err
 	}
-	got, err := e.pip(ctx, slices.Concat(a.indexArgs(), hold, []string{e.box.Inside(wheelFile)}))
+	what := e.box.Inside(wheelFile)
+	if extras := a.Settings.Test.Extras; len(extras) > 0 {
+		what += "[" + strings.Join(extras, ",") + "]"
+	}
+	got, err := e.pip(ctx, slices.Concat(a.indexArgs(), hold, []string{what}))
 	if err != nil {
 		return err
 	}
@@ -134,14 +139,128 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	if err != nil {
 		return err
 	}
-	if before != after {
+	if replaced(before, after) {
 		return fault("torch-replaced", "installing the wheel replaced torch", "the wheel's own requirements ask for another torch; see runtime_torch in packages.yml",
 			"torch %s became %s", before, after)
 	}
-	if a.Settings.Test.Kind == matrix.TestInstall {
+	if err := a.testData(ctx, empty); err != nil {
+		return err
+	}
+	if err := a.hooks(ctx, e.box, a.Settings.Test.Before, sandbox.Command{Dir: empty, Env: sortedEnv(e.testEnv(a.searchPath(e.box)...))}); err != nil {
+		return err
+	}
+	if a.Settings.Test.Kind != matrix.TestInstall {
+		if err := e.smoke(ctx, empty); err != nil {
+			return err
+		}
+	}
+	return e.testCommands(ctx, empty)
+}
+
+// replaced reports whether a torch that was there is another one now. One that the wheel brought is
+// what it asks for.
+func replaced(before, after string) bool { return before != "" && before != after }
+
+// testEnv are the variables of what tests the wheel. No folder with a compiler is on PATH, unless
+// more are given: a package that would compile at import must fail.
+func (e *environment) testEnv(more ...string) map[string]string {
+	env := e.baseEnv(e.box)
+	env["PATH"] = pathList(e.box, append([]string{venvBin(e.box, e.venv)}, more...))
+	env["VIRTUAL_ENV"] = e.box.Inside(e.venv)
+	env["CUDA_VISIBLE_DEVICES"] = ""
+	if e.builder.HaveGPU {
+		delete(env, "CUDA_VISIBLE_DEVICES")
+	}
+	return env
+}
+
+// testData copies what the commands of the test need of the source into an empty folder.
+func (a *attempt) testData(ctx context.Context, to string) error {
+	if len(a.Settings.Test.Files) == 0 {
 		return nil
 	}
-	return e.smoke(ctx, empty)
+	if a.given != "" {
+		return fault("test-files", "the test needs files of the source", "test the row, not the wheel alone", "there is no source of %s", filepath.Base(a.given))
+	}
+	if _, err := os.Stat(a.source()); errors.Is(err, fs.ErrNotExist) { // the files of an earlier build stand
+		if _, err := a.builder.sources.fetch(ctx, a.Source, a.source()); err != nil {
+			return err
+		}
+	}
+	for _, pattern := range a.Settings.Test.Files {
+		found, err := filepath.Glob(filepath.Join(a.source(), filepath.FromSlash(pattern)))
+		if err != nil || len(found) == 0 {
+			return fault("test-files", "the test needs files of the source", "correct test: {files: …} in packages.yml", "the source has no %s", pattern)
+		}
+		for _, from := range found {
+			rel, err := filepath.Rel(a.source(), from)
+			if err != nil {
+				return err
+			}
+			if err := copyAny(from, filepath.Join(to, rel)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// copyAny copies a file or a folder.
+func copyAny(from, to string) error {
+	if err := os.MkdirAll(filepath.Dir(to), 0o777); err != nil {
+		return err
+	}
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		return os.CopyFS(to, os.DirFS(from))
+	}
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, text, info.Mode().Perm()|0o600)
+}
+
+// testCommands runs the commands of the test.
+func (e *environment) testCommands(ctx context.Context, cwd string) error {
+	for _, argv := range e.Settings.Test.Command {
+		switch {
+		case argv[0] == "sh":
+			argv = append([]string{"/bin/sh"}, argv[1:]...)
+		case !strings.Contains(argv[0], "/"): // of the environment alone
+			argv = append([]string{join(e.box, venvBin(e.box, e.venv), exe(e.box, argv[0]))}, argv[1:]...)
+		}
+		_, err := e.command(ctx, e.box, sandbox.Command{Argv: argv, Dir: cwd, Env: sortedEnv(e.testEnv())})
+		if err == nil {
+			continue
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+		said := failedLines(e.log.lines())
+		if said == "" {
+			said = err.Error()
+		}
+		return fault("test-command", "a command of the test failed", "the log has all that it printed; kiln shell "+e.Row.ID+" enters the environment of the build",
+			"%s: %s", quoteCommand(argv), said)
+	}
+	return nil
+}
+
+var failedLine = regexp.MustCompile(`^(E   |(FAILED|ERROR) [^(]|(\w+\.)*\w*(Error|Exception)\b)`)
+
+// failedLines are those in which pytest and unittest say what was not as expected.
+func failedLines(lines []string) string {
+	var out []string
+	for _, line := range lines {
+		if failedLine.MatchString(line) {
+			out = append(out, strings.TrimSpace(line))
+		}
+	}
+	return strings.Join(out[:min(len(out), 8)], "\n  ")
 }
 
 // compareSdist reads the source distribution whole and compares its metadata with those of the wheel
@@ -214,13 +333,7 @@ func (e *environment) smoke(ctx context.Context, cwd string) error {
 	if err := os.WriteFile(in, text, 0o666); err != nil {
 		return err
 	}
-	env := a.baseEnv(box)
-	// No folder with a compiler: a package that would compile at import must fail here.
-	env["PATH"] = venvBin(box, e.venv)
-	env["CUDA_VISIBLE_DEVICES"] = ""
-	if a.builder.HaveGPU {
-		delete(env, "CUDA_VISIBLE_DEVICES")
-	}
+	env := e.testEnv()
 	_, failed := a.command(ctx, box, sandbox.Command{
 		Argv: []string{venvPython(box, e.venv), "-I", box.Inside(filepath.Join(e.scripts, "smoke.py")), box.Inside(in), box.Inside(out)},
 		Dir:  cwd, Env: sortedEnv(env),
@@ -237,6 +350,9 @@ func (e *environment) smoke(ctx context.Context, cwd string) error {
 		return fmt.Errorf("verdict of the smoke test: %w", err)
 	}
 	a.record.Test.Versions, a.record.Test.Modules, a.record.Test.Values = v.Versions, v.Modules, v.Values
+	if failed != nil && slices.Contains(task.Expressions, v.Step) {
+		return fault("test-expression", "an expression of the test failed", "correct test: {expressions: …} in packages.yml, or the package", "%s: %s", v.Step, v.Error)
+	}
 	if failed != nil {
 		return failed
 	}

@@ -174,13 +174,16 @@ func (s *sources) findSdist(ctx context.Context, address, name, version string) 
 	if address == "" {
 		return record.Source{}, errors.New("no package index is known; give one with --index-url")
 	}
+	asked := func(err error) error {
+		return fmt.Errorf("ask %s for the source distribution: %w\n  --index-url, or source: {index: …} in packages.yml, names another index", address, err)
+	}
 	remote, err := index.OpenRemote(ctx, s.client, address)
 	if err != nil {
-		return record.Source{}, engine.Fail(engine.CauseNetwork, err)
+		return record.Source{}, engine.Fail(engine.CauseNetwork, asked(err))
 	}
 	files, err := remote.Files(ctx, wheel.NormalizeName(name))
 	if err != nil {
-		return record.Source{}, err
+		return record.Source{}, asked(err)
 	}
 	want, err := wheel.ParseVersion(version)
 	if err != nil {

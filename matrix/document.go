@@ -149,6 +149,22 @@ type Package struct {
 	//	  - apt-get update
 	//	  - apt-get install -y libnuma-dev
 	ImageSetup OneOrMany[Text] `json:"image_setup,omitempty"`
+	// Commands that run before the front-end, in the folder of the source and in the environment of
+	// the build, for example to generate code. Each command is split into words by shell rules. The
+	// network is off unless `build.network` is set.
+	//
+	//	before_build: python generate.py --arch "{arch}"
+	BeforeBuild OneOrMany[Text] `json:"before_build,omitempty"`
+	// Commands that run after the front-end, likewise. `KILN_OUT` is the folder of the files
+	// that it made.
+	//
+	//	after_build: "sh -c 'strip --strip-debug build/lib*/*.so'"
+	AfterBuild OneOrMany[Text] `json:"after_build,omitempty"`
+	// Commands that run in the environment of the test, after the wheel was installed and
+	// before anything of it is imported, in the folder of `test.files`.
+	//
+	//	before_test: python tests/make_data.py
+	BeforeTest OneOrMany[Text] `json:"before_test,omitempty"`
 	// Which Python rows are built and tested with.
 	//
 	//	python: {source: managed}
@@ -379,6 +395,18 @@ type Shared struct {
 	//
 	//	image_setup: [apk add python3-dev]
 	ImageSetup OneOrMany[Text] `json:"image_setup,omitempty"`
+	// Commands before the front-end, in place of the package's.
+	//
+	//	before_build: [python generate.py]
+	BeforeBuild OneOrMany[Text] `json:"before_build,omitempty"`
+	// Commands after the front-end, in place of the package's.
+	//
+	//	after_build: ls build
+	AfterBuild OneOrMany[Text] `json:"after_build,omitempty"`
+	// Commands before the test, in place of the package's.
+	//
+	//	before_test: python tests/make_data.py
+	BeforeTest OneOrMany[Text] `json:"before_test,omitempty"`
 	// Where torch comes from.
 	//
 	//	torch_source: {system: true}
@@ -550,6 +578,21 @@ type Test struct {
 	//
 	//	expressions: ["flash_attn.flash_attn_func"]
 	Expressions OneOrMany[Text] `json:"expressions,omitempty"`
+	// Commands that must succeed, after the imports and expressions, for example pytest. They run
+	// in a folder that has `files` and nothing else, so that the installed package is tested.
+	//
+	//	command: pytest -x tests
+	//	requires: pytest
+	//	files: tests
+	Command OneOrMany[Text] `json:"command,omitempty"`
+	// Files and folders of the source that the commands need; `*` is allowed.
+	//
+	//	files: [tests, pytest.ini]
+	Files OneOrMany[Text] `json:"files,omitempty"`
+	// Extras with which the wheel is installed.
+	//
+	//	extras: test
+	Extras OneOrMany[Text] `json:"extras,omitempty"`
 	// Additional requirements of the test environment.
 	//
 	//	requires: [numpy, einops]

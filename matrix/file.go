@@ -211,8 +211,9 @@ type group struct {
 	testImport []Text
 	buildArgs  buildArgs
 	extraDeps  []wheel.Requirement // besides the package's
-	imageSetup [][]template        // words of each command
 	torchIndex template
+	// The words of each command.
+	imageSetup, beforeBuild, afterBuild, beforeTest, testCommand [][]template
 }
 
 // axis is a name with its values.
@@ -393,6 +394,16 @@ func (c *checker) versions(list []Version) []Text {
 // tests checks what a package or a group says about its test.
 func (c *checker) tests(test *Test, imports []Text) {
 	c.requirements(test.Requires)
+	for _, name := range test.Files {
+		if !filepath.IsLocal(filepath.FromSlash(name.Value)) {
+			c.errorf(name.place, "test", "give a path relative to the source", "%q is outside of the source", name.Value)
+		}
+	}
+	for _, extra := range test.Extras {
+		if !wheel.ValidName(extra.Value) {
+			c.errorf(extra.place, "test", "", "%q is not the name of an extra", extra.Value)
+		}
+	}
 	for _, module := range imports {
 		if !isModule(module.Value) {
 			hint := ""
@@ -841,23 +852,9 @@ func (c *checker) settings(p *pkg, g *group) {
 	}
 	c.testKind(g)
 	g.testImage = templates(p, g.test.Image, func(t Text) Text { return t }, &c.list)
-	for _, command := range imageSetup(p, s) {
-		words, err := splitWords(command.Value)
-		if err != nil || len(words) == 0 {
-			c.errorf(command.place, "image-setup", "write a program and its arguments; for pipes and && use sh -c '…'", "%q is not a command", command.Value)
-			continue
-		}
-		argv := make([]template, len(words))
-		for i, w := range words {
-			t := command
-			if t.place = command.at(utf8.RuneCountInString(command.Value[:w.start]), utf8.RuneCountInString(w.text)); w.end-w.start != len(w.text) {
-				t.lead = -1 // quotes and escapes shift the columns
-			}
-			t.Value = w.text
-			argv[i] = parseTemplate(t, p.customAxes, &c.list)
-		}
-		g.imageSetup = append(g.imageSetup, argv)
-	}
+	g.imageSetup = c.commands(p, imageSetup(p, s), "image-setup")
+	g.beforeBuild, g.afterBuild = c.commands(p, beforeBuild(p, s), "command"), c.commands(p, afterBuild(p, s), "command")
+	g.beforeTest, g.testCommand = c.commands(p, beforeTest(p, s), "command"), c.commands(p, g.test.Command, "command")
 	c.torchSource(torchSource(p, s))
 	if source := p.spec.Python.Source; source.Value == "managed" && torchSource(p, s).System.Value {
 		c.errorf(source.place, "python-source", "remove one of them", "the torch of the image is for the Python of the image, and this asks for another one")
@@ -872,6 +869,28 @@ func (c *checker) settings(p *pkg, g *group) {
 	slices.SortFunc(g.env, func(a, b envVar) int { return strings.Compare(a.name, b.name) })
 }
 
+// commands splits commands into the templates of their words.
+func (c *checker) commands(p *pkg, list []Text, rule string) (out [][]template) {
+	for _, command := range list {
+		words, err := splitWords(command.Value)
+		if err != nil || len(words) == 0 {
+			c.errorf(command.place, rule, "write a program and its arguments; for pipes and && use sh -c '…'", "%q is not a command", command.Value)
+			continue
+		}
+		argv := make([]template, len(words))
+		for i, w := range words {
+			t := command
+			if t.place = command.at(utf8.RuneCountInString(command.Value[:w.start]), utf8.RuneCountInString(w.text)); w.end-w.start != len(w.text) {
+				t.lead = -1 // quotes and escapes shift the columns
+			}
+			t.Value = w.text
+			argv[i] = parseTemplate(t, p.customAxes, &c.list)
+		}
+		out = append(out, argv)
+	}
+	return out
+}
+
 // testKind settles how the rows of a group are tested, and reports what cannot be.
 func (c *checker) testKind(g *group) {
 	switch kind := &g.test.Kind; {
@@ -884,6 +903,8 @@ func (c *checker) testKind(g *group) {
 		c.errorf(kind.place, "test", "wheels are tested by import, install or none", "a wheel row has no source distribution to test")
 	case kind.Value != TestImport && g.test.Expressions != nil:
 		c.warnf(g.test.Expressions[0].place, "test", "", "nothing is imported in a test of kind %s, so no expression is evaluated", kind.Value)
+	case kind.Value != TestImport && kind.Value != TestInstall && g.test.Command != nil:
+		c.warnf(g.test.Command[0].place, "test", "", "a test of kind %s runs no command", kind.Value)
 	}
 }
 

@@ -20,7 +20,9 @@ import (
 type Settings struct {
 	Source         SourceSettings      `json:"source"`
 	Image          string              `json:"image,omitempty"`
-	ImageSetup     [][]string          `json:"image_setup,omitempty"`   // one argv each
+	ImageSetup     [][]string          `json:"image_setup,omitempty"`  // one argv each
+	BeforeBuild    [][]string          `json:"before_build,omitempty"` // likewise
+	AfterBuild     [][]string          `json:"after_build,omitempty"`
 	PythonSource   string              `json:"python_source,omitempty"` // image, managed, or the first that there is
 	TorchSource    TorchSettings       `json:"torch_source"`
 	Env            map[string]string   `json:"env"`
@@ -86,6 +88,11 @@ type TestSettings struct {
 	Requires    []string `json:"requires,omitempty"`
 	RequiresGPU bool     `json:"requires_gpu,omitempty"`
 	Timeout     Seconds  `json:"timeout_seconds"`
+	// Before and Command are commands, one argv each; Files are what they need of the source.
+	Before  [][]string `json:"before,omitempty"`
+	Command [][]string `json:"command,omitempty"`
+	Files   []string   `json:"files,omitempty"`
+	Extras  []string   `json:"extras,omitempty"`
 }
 
 // ResourceSettings limits one build. Zero means not set.
@@ -428,14 +435,9 @@ func (b *rowBuilder) settings(r *Row) Settings {
 	if r.Arch != "" {
 		_, s.ArchWritten = b.writtenArch(r)
 	}
-	s.ImageSetup = nil
-	for _, words := range b.g.imageSetup {
-		argv := make([]string, len(words))
-		for i, w := range words {
-			argv[i] = b.render(r, w)
-		}
-		s.ImageSetup = append(s.ImageSetup, argv)
-	}
+	s.ImageSetup = b.commands(r, b.g.imageSetup)
+	s.BeforeBuild, s.AfterBuild = b.commands(r, b.g.beforeBuild), b.commands(r, b.g.afterBuild)
+	s.Test.Before, s.Test.Command = b.commands(r, b.g.beforeTest), b.commands(r, b.g.testCommand)
 	if s.TorchSource.Kind == "index" && s.TorchSource.Location != "" {
 		s.TorchSource.Location = b.render(r, b.g.torchIndex)
 	}
@@ -457,6 +459,18 @@ func (b *rowBuilder) settings(r *Row) Settings {
 	return s
 }
 
+// commands fills in the values of commands.
+func (b *rowBuilder) commands(r *Row, list [][]template) (out [][]string) {
+	for _, words := range list {
+		argv := make([]string, len(words))
+		for i, w := range words {
+			argv[i] = b.render(r, w)
+		}
+		out = append(out, argv)
+	}
+	return out
+}
+
 // sharedSettings returns the settings that do not depend on the row.
 func sharedSettings(g *boundGroup) Settings {
 	spec := g.pkg.spec
@@ -465,7 +479,7 @@ func sharedSettings(g *boundGroup) Settings {
 		Frontend: frontendOf(spec), Isolation: spec.Build.Isolation.Value, Network: spec.Build.Network.Value, RuntimeTorch: "any", CUDACheck: "strict", Description: spec.Description.Value,
 		Test: TestSettings{
 			Kind: g.test.Kind.Value, Imports: values(g.testImport), Expressions: values(g.test.Expressions), Requires: values(g.test.Requires),
-			RequiresGPU: g.test.RequiresGPU.Value, Timeout: Seconds(10 * time.Minute),
+			RequiresGPU: g.test.RequiresGPU.Value, Timeout: Seconds(10 * time.Minute), Files: values(g.test.Files), Extras: values(g.test.Extras),
 		},
 	}
 	if len(s.Test.Imports) == 0 {
@@ -481,10 +495,8 @@ func sharedSettings(g *boundGroup) Settings {
 		s.CUDACheck = spec.Build.CUDACheck.Value
 	}
 	s.PythonSource = spec.Python.Source.Value
-	for _, command := range imageSetup(g.pkg, g.shared) {
-		words, _ := splitWords(command.Value)
-		s.ImageSetup = append(s.ImageSetup, wordTexts(words)) // templates as written: part of the digest
-	}
+	// Templates as written: part of the digest.
+	s.ImageSetup, s.BeforeBuild, s.AfterBuild = asWritten(imageSetup(g.pkg, g.shared)), asWritten(beforeBuild(g.pkg, g.shared)), asWritten(afterBuild(g.pkg, g.shared))
 	switch torch := torchSource(g.pkg, g.shared); {
 	case torch.System.Value:
 		s.TorchSource.Kind = "system"
@@ -545,7 +557,7 @@ func sharedSettings(g *boundGroup) Settings {
 	return s
 }
 
-// torchSource and imageSetup return a setting of the group, else of the package.
+// torchSource and the others return a setting of the group, else of the package.
 func torchSource(p *pkg, s *Shared) TorchSource {
 	if s.TorchSource.IsSet() {
 		return s.TorchSource
@@ -558,6 +570,36 @@ func imageSetup(p *pkg, s *Shared) []Text {
 		return s.ImageSetup
 	}
 	return p.spec.ImageSetup
+}
+
+func beforeBuild(p *pkg, s *Shared) []Text {
+	if s.BeforeBuild != nil {
+		return s.BeforeBuild
+	}
+	return p.spec.BeforeBuild
+}
+
+func afterBuild(p *pkg, s *Shared) []Text {
+	if s.AfterBuild != nil {
+		return s.AfterBuild
+	}
+	return p.spec.AfterBuild
+}
+
+func beforeTest(p *pkg, s *Shared) []Text {
+	if s.BeforeTest != nil {
+		return s.BeforeTest
+	}
+	return p.spec.BeforeTest
+}
+
+// asWritten splits commands into words and fills nothing in.
+func asWritten(commands []Text) (out [][]string) {
+	for _, command := range commands {
+		words, _ := splitWords(command.Value)
+		out = append(out, wordTexts(words))
+	}
+	return out
 }
 
 func values(texts []Text) []string {

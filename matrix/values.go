@@ -294,6 +294,15 @@ func (t Test) with(other Test) Test {
 	if other.Requires != nil {
 		t.Requires = other.Requires
 	}
+	if other.Command != nil {
+		t.Command = other.Command
+	}
+	if other.Files != nil {
+		t.Files = other.Files
+	}
+	if other.Extras != nil {
+		t.Extras = other.Extras
+	}
 	if other.RequiresGPU.IsSet() {
 		t.RequiresGPU = other.RequiresGPU
 	}

@@ -188,7 +188,7 @@ func (f *planFlags) readHistory() (*matrix.History, error) {
 func (a *app) planCommand() *cobra.Command {
 	var flags planFlags
 	var cluster clusterFlags
-	var html, dist string
+	var html, dist, env string
 	var asJSON, gitHub, quiet bool
 	cmd := &cobra.Command{
 		Use:   "plan",
@@ -204,6 +204,7 @@ that have it.`,
 		Example: `  kiln plan
   kiln plan -f examples/exllamav2/packages.yml --select "cuda>=12.8 and os=ubuntu-*"
   kiln plan --nodes 20 --cpus 32
+  kiln plan --env 'demo-*-cp312-*'
   kiln plan --html plan.html
   kiln plan --json | jq -r '.rows[].files[]'`,
 		Args: cobra.NoArgs,
@@ -237,6 +238,8 @@ that have it.`,
 					return err
 				}
 			case p.plan.Err() != nil:
+			case env != "":
+				return a.printVariables(p, env)
 			case gitHub:
 				return a.printGitHubMatrix(p.plan)
 			default:
@@ -255,11 +258,30 @@ that have it.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&gitHub, "github-matrix", false, "print a dynamic matrix for GitHub Actions")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no warnings and notes")
+	cmd.Flags().StringVar(&env, "env", "", "print the environment variables that the build of this `row` sees")
 	cmd.Flags().StringVar(&dist, "dist", "", "the `folder` of finished files, to say which rows are built and which are stale (default: dist beside packages.yml)")
 	_ = cmd.MarkFlagDirname("dist")
 	cmd.Flags().StringVar(&html, "html", "", "write a page with the matrix to this `file`, for a pull request")
-	cmd.MarkFlagsMutuallyExclusive("json", "github-matrix", "html")
+	cmd.MarkFlagsMutuallyExclusive("json", "github-matrix", "html", "env")
 	return cmd
+}
+
+// printVariables lists the environment of the build of one row.
+func (a *app) printVariables(p *planned, name string) error {
+	ids := make([]string, len(p.plan.Rows))
+	for i := range p.plan.Rows {
+		ids[i] = p.plan.Rows[i].ID
+	}
+	i, err := oneRow(ids, name, "the plan has no row "+name, "`kiln plan` lists them")
+	if err != nil {
+		return err
+	}
+	settings, _ := p.plan.Settings(ids[i])
+	table := ui.NewTable("VARIABLE", "FROM", "VALUE")
+	for _, v := range build.Variables(p.plan.Rows[i], settings) {
+		table.Add(v.Name, v.From, v.Value)
+	}
+	return table.Write(a.stdout, a.out)
 }
 
 func (a *app) printGitHubMatrix(p *matrix.Plan) error {

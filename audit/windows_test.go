@@ -294,3 +294,46 @@ func FuzzPE(f *testing.F) {
 		}
 	})
 }
+
+// TestWindowsSnapshot: of an installed torch with CUDA everything is known, also what its folder
+// has of CUDA.
+func TestWindowsSnapshot(t *testing.T) {
+	dir := t.TempDir()
+	for name, data := range map[string][]byte{
+		"version.py":             []byte("__version__ = '2.9.0+cu128'\ncuda: Optional[str] = '12.8'\n"),
+		"_C.cp312-win_amd64.pyd": pyd(peMaker{}),
+		"lib/c10.dll":            peMaker{exports: []string{"?a@c10@@YAXXZ"}}.bytes(),
+		"lib/torch_cuda.dll":     peMaker{imports: []string{"cudart64_12.dll:cudaMalloc"}, exports: []string{"?b@at@@YAXXZ"}}.bytes(),
+		"lib/cudart64_12.dll":    peMaker{exports: []string{"cudaMalloc"}}.bytes(),
+		"lib/torch.lib":          []byte("!<arch>\n"),
+	} {
+		file := filepath.Join(dir, "torch", filepath.FromSlash(name))
+		if err := os.MkdirAll(filepath.Dir(file), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, data, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	torch, err := audit.TakeSnapshot(t.Context(), dir, audit.SnapshotOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if torch.Platform != "win_amd64" || torch.Python != "cp312" || torch.CUDA != "12.8" || len(torch.Libraries) != 3 {
+		t.Errorf("snapshot %+v", torch)
+	}
+	for _, test := range []struct {
+		imports []string
+		want    []string
+	}{
+		{[]string{"c10.dll:?a@c10@@YAXXZ", "torch_cuda.dll:?b@at@@YAXXZ", "cudart64_12.dll:cudaMalloc"}, []string{}},
+		{[]string{"torch_cuda.dll:?a@c10@@YAXXZ", "c10_cuda.dll:f"}, []string{"error library-missing: c10_cuda.dll", "error symbol-missing: ?a@c10@@YAXXZ"}},
+		{[]string{"c10.dll:?a@c10@@YAXXZ", "cudart64_110.dll:cudaMalloc"}, []string{"error cuda-major: cudart64_110.dll"}},
+		{[]string{"c10.dll:?a@c10@@YAXXZ", "cufft64_11.dll:f"}, []string{"error library-missing: cufft64_11.dll"}},
+	} {
+		r := check(t, windowsWheel, map[string][]byte{windowsModule: pyd(peMaker{imports: test.imports})}, audit.Options{Torch: torch, NoTable: true}, "Requires-Dist: torch")
+		if diff := cmp.Diff(test.want, found(r)); diff != "" {
+			t.Errorf("%v: findings (-want +got):\n%s", test.imports, diff)
+		}
+	}
+}

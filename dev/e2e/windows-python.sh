@@ -1,24 +1,28 @@
 #!/usr/bin/env bash
-# Makes .cache/images/windows/Python313: CPython for Windows as its installer lays it out, of the files on Maven Central
-# (org.bytedeco:cpython). They lack venvlauncher.exe, for which dev/e2e/testdata/windows/venvlauncher stands.
+# Makes .cache/images/windows/Python313, or Python312 for the argument 3.12: CPython for Windows as its installer lays it
+# out, of the files on Maven Central (org.bytedeco:cpython). They lack venvlauncher.exe, for which
+# dev/e2e/testdata/windows/venvlauncher stands.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 cache=$PWD/.cache/images/windows
-spec=3.13.5-1.5.12
+case ${1:-3.13} in
+  3.12) name=Python312 spec=3.12.1-1.5.10 sum=e69bc4491c311e19ea7169bafc5efbbe03b980d69c6962b049daf1fcb4913391 ;;
+  3.13) name=Python313 spec=3.13.5-1.5.12 sum=cfe5502ffa7ea369be707b6d88bf68344732a7800450665080fb4267c01bfeae ;;
+  *) echo "windows-python: no Python $1 here: 3.12 or 3.13" >&2; exit 1 ;;
+esac
 jar=cpython-$spec-windows-x86_64.jar
 url=https://repo1.maven.org/maven2/org/bytedeco/cpython/$spec/$jar
-sum=cfe5502ffa7ea369be707b6d88bf68344732a7800450665080fb4267c01bfeae
 
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9
-[ ! -e "$cache/Python313" ] || exit 0
+[ ! -e "$cache/$name" ] || exit 0
 work=$(mktemp -d "$cache/work.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 curl --fail --silent --show-error --location -o "$work/$jar" "$url"
 echo "$sum  $work/$jar" | sha256sum --check --quiet
-python3 - "$work/$jar" "$work/Python313" <<'UNPACK'
+python3 - "$work/$jar" "$work/$name" <<'UNPACK'
 import os, sys, zipfile
 
 jar, root = sys.argv[1:]
@@ -44,7 +48,7 @@ with zipfile.ZipFile(jar) as z:
         with open(path, "wb") as f:
             f.write(z.read(name))
 UNPACK
-scripts=$work/Python313/Lib/venv/scripts/nt
+scripts=$work/$name/Lib/venv/scripts/nt
 GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build -trimpath -o "$scripts/venvlauncher.exe" ./dev/e2e/testdata/windows/venvlauncher
 cp "$scripts/venvlauncher.exe" "$scripts/venvwlauncher.exe"
-mv "$work/Python313" "$cache/"
+mv "$work/$name" "$cache/"

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/engine"
-	"github.com/kiln-build/kiln/internal/depfile"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
 	"github.com/kiln-build/kiln/machine"
@@ -40,6 +39,9 @@ func (l *loader) build(ctx context.Context, p *plan, base string, began time.Tim
 	started := time.Now()
 	err = l.translate(ctx, p)
 	if err == nil {
+		err = b.openMSVC(ctx)
+	}
+	if err == nil {
 		err = b.compile(ctx)
 	}
 	if err != nil {
@@ -62,6 +64,8 @@ type builder struct {
 	*loader
 	plan *plan
 	dir  string
+
+	msvcEnv []string // the variables of the compiler on Windows
 
 	mu    sync.Mutex
 	first *commandError // the first command that failed
@@ -124,11 +128,11 @@ func (b *builder) compile(ctx context.Context) error {
 
 // environment is that of compilers.
 func (b *builder) environment() []string {
-	return append(
+	return append(append(
 		slices.Clone(b.opts.Env), "LC_ALL=C", "TMPDIR="+filepath.Join(b.dir, "tmp"),
 		// The same file in another checkout is the same.
 		"CCACHE_BASEDIR="+b.spec.Root, "CCACHE_NOHASHDIR=1", "CCACHE_SLOPPINESS=time_macros",
-	)
+	), b.msvcEnv...)
 }
 
 func (b *builder) logPath(id string) string {
@@ -290,11 +294,11 @@ func (b *builder) headers(began time.Time) ([]Header, error) {
 		sources[b.spec.path(u.source)] = true
 	}
 	for _, u := range b.plan.units {
-		text, err := os.ReadFile(filepath.Join(b.dir, "obj", u.object+".d"))
+		files, err := b.plan.included(u, filepath.Join(b.dir, "obj", u.object+".d"))
 		if err != nil {
-			return nil, fmt.Errorf("read what %s includes: %w", u.source, err)
+			return nil, err
 		}
-		for _, f := range depfile.Parse(text) {
+		for _, f := range files {
 			if !filepath.IsAbs(f) {
 				f = filepath.Join(b.spec.Root, f)
 			}

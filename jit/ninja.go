@@ -27,6 +27,9 @@ func ExportNinja(ctx context.Context, spec *Spec, opts Options, dir string) (str
 	if err != nil {
 		return "", err
 	}
+	if p.msvc != nil {
+		return "", fmt.Errorf("a build.ninja with Visual C++: %w", ErrNotSupported)
+	}
 	if err := l.translate(ctx, p); err != nil {
 		return "", err
 	}
@@ -58,7 +61,7 @@ func (p *plan) ninja(dir string) []byte {
 		}
 		seen[u.kind] = true
 		// All but what differs from file to file.
-		argv := p.fill(u.argv[:len(u.argv)-7], "", "", "")
+		argv := p.fill(append(u.argv[:1:1], u.flags...), "", "", "")
 		if p.launcher != "" {
 			argv = append([]string{p.launcher}, argv...)
 		}

@@ -28,6 +28,7 @@ type unit struct {
 	object string // file name in the work folder
 	memory int64  // what the compiler may need
 	argv   []string
+	flags  []string // of argv, without what differs from file to file
 }
 
 // plan is everything that is decided before the first compiler is called. The same spec, machine
@@ -44,6 +45,7 @@ type plan struct {
 	// made, as soon as it is needed.
 	translated bool
 	hip        *translation
+	msvc       *machine.MSVC // the toolset that compiles on Windows
 	warnings   []string
 	inputs     Inputs
 	files      []string // everything that was looked at: a change of one makes another plan
@@ -61,9 +63,6 @@ const (
 
 // newPlan decides how to compile. The error is an [*Error] where the machine lacks something.
 func newPlan(spec *Spec, m *machine.Machine, opts *Options) (*plan, error) {
-	if m.OS == "windows" {
-		return nil, fmt.Errorf("compile %s: %w: put a prebuilt module where the spec looks for one", spec.Name, ErrNotSupported)
-	}
 	sources, folders, err := spec.files()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", spec.title(), err)
@@ -77,10 +76,12 @@ func newPlan(spec *Spec, m *machine.Machine, opts *Options) (*plan, error) {
 	if p.translated {
 		p.cuda, p.rocm = false, true
 	}
-	switch spec.Kind {
-	case KindLibrary:
+	switch {
+	case m.OS == "windows":
+		p.module = spec.windowsModule(m.Python.ExtSuffix)
+	case spec.Kind == KindLibrary:
 		p.module = spec.Name + ".so"
-	case KindProgram:
+	case spec.Kind == KindProgram:
 		p.module = spec.Name
 	}
 	for i, s := range sources {
@@ -102,6 +103,9 @@ func newPlan(spec *Spec, m *machine.Machine, opts *Options) (*plan, error) {
 	if p.rocm && p.cuda {
 		return nil, fmt.Errorf("%s: .cu and .hip sources cannot be in one module: nvcc compiles the first, hipcc the second", spec.title())
 	}
+	if m.OS == "windows" && p.rocm {
+		return nil, fmt.Errorf("compile %s with hipcc: %w", spec.Name, ErrNotSupported)
+	}
 	if d := p.problems(); len(d) > 0 {
 		return nil, &Error{Name: spec.Name, Diagnoses: d}
 	}
@@ -111,7 +115,11 @@ func newPlan(spec *Spec, m *machine.Machine, opts *Options) (*plan, error) {
 	if err := p.selectGfx(); err != nil {
 		return nil, err
 	}
-	p.commands()
+	if m.OS == "windows" {
+		p.windowsCommands()
+	} else {
+		p.commands()
+	}
 	if err := p.identify(); err != nil {
 		return nil, err
 	}
@@ -139,7 +147,12 @@ func (p *planner) kit() machine.CUDAToolkit {
 	return kit
 }
 
-func (p *planner) cxx() machine.Compiler { return p.m.Compilers[0] }
+func (p *planner) cxx() machine.Compiler {
+	if p.msvc != nil {
+		return machine.Compiler{Path: p.msvc.CL, Kind: "msvc", Version: p.msvc.Toolset}
+	}
+	return p.m.Compilers[0]
+}
 
 // problems are what keeps this machine from compiling this module, in the words of kiln doctor.
 func (p *planner) problems() []machine.Diagnosis {
@@ -160,6 +173,12 @@ func (p *planner) problems() []machine.Diagnosis {
 			pythonName(p.m.Python)+" -m pip install torch")}
 	}
 	var out []machine.Diagnosis
+	if p.m.OS == "windows" {
+		want = slices.DeleteFunc(want, func(id string) bool { return id == "no-compiler" || id == "host-compiler" })
+		if lacks := p.chooseMSVC(); lacks != nil {
+			out = append(out, *lacks)
+		}
+	}
 	if p.translated && hipifyIdentity(p.m.Torch.Dir) == "" {
 		out = append(out, newDiagnosis("missing-requirement", "torch in "+p.m.Torch.Dir+" has no utils/hipify, which translates .cu files for ROCm", "install torch again"))
 	}
@@ -329,7 +348,7 @@ func (p *planner) commands() {
 		default:
 			argv = p.host(u.kind, common, standard)
 		}
-		u.memory = memory
+		u.memory, u.flags = memory, argv[1:]
 		u.argv = append(argv, "-MD", "-MF", tokenObject+".d", "-c", tokenSource, "-o", tokenObject)
 	}
 	p.linkCommand()
@@ -562,7 +581,7 @@ func (p *planner) cudart() []string {
 // inputVariables change what compilers do without a trace on their command lines.
 var inputVariables = []string{
 	"NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "GCC_EXEC_PREFIX",
-	"COMPILER_PATH", "SOURCE_DATE_EPOCH", "MACOSX_DEPLOYMENT_TARGET",
+	"COMPILER_PATH", "SOURCE_DATE_EPOCH", "MACOSX_DEPLOYMENT_TARGET", "CL", "_CL_", "LINK", "_LINK_",
 }
 
 // identify collects the inputs, all but the headers, which are known only after compiling.
@@ -577,8 +596,9 @@ func (p *planner) identify() error {
 	add("system", m.OS+"/"+m.Arch) // the C library is in Python's SOABI
 	add("python", m.Python.Minor()+" "+m.Python.SOABI+" "+m.Python.ExtSuffix)
 	p.files = append(p.files, m.Python.Path, filepath.Join(m.Python.Prefix, "pyvenv.cfg"))
-	tools := []string{p.cxx().Path}
-	add("c++ compiler", p.cxx().Kind+" "+p.cxx().Version+" "+identify(p.cxx().Path))
+	compiler := p.cxx()
+	tools := []string{compiler.Path}
+	add("c++ compiler", compiler.Kind+" "+compiler.Version+" "+identify(compiler.Path))
 	if p.cuda {
 		kit := p.kit()
 		add("nvcc", kit.Full)
@@ -587,8 +607,10 @@ func (p *planner) identify() error {
 				dir = filepath.Join(kit.Home, dir)
 			}
 			for _, name := range []string{"nvcc", "cicc", "ptxas", "cudafe++", "fatbinary"} {
-				if f := filepath.Join(dir, name); isFile(f) {
-					tools = append(tools, f)
+				for _, ext := range []string{"", ".exe"} {
+					if f := filepath.Join(dir, name+ext); isFile(f) {
+						tools = append(tools, f)
+					}
 				}
 			}
 		}
@@ -624,7 +646,7 @@ func (p *planner) identify() error {
 	}
 	seen := map[string]bool{}
 	for _, u := range p.units {
-		if argv := p.normal(u.argv[1 : len(u.argv)-7]); !seen[u.kind] {
+		if argv := p.normal(u.flags); !seen[u.kind] {
 			seen[u.kind] = true
 			add(u.kind+" flags", strings.Join(argv, " "))
 		}
@@ -743,7 +765,7 @@ func (p *plan) command(u unit, dir string) []string {
 
 // linkCommand is the whole command that links the objects.
 func (p *plan) linkCommand(dir, output string) []string {
-	argv := p.fill(p.link, "", "", output)
+	argv := p.fill(p.link, "", filepath.Join(dir, "import"), output)
 	objects := make([]string, len(p.units))
 	for i, u := range p.units {
 		objects[i] = filepath.Join(dir, u.object)

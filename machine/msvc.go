@@ -2,6 +2,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -46,29 +47,26 @@ func msvcError(id, title, fix, format string, args ...any) error {
 func OpenMSVC(ctx context.Context, h *Host, req MSVCRequest) (*Developer, error) {
 	p := &prober{Host: h, opts: ProbeOptions{Timeout: probeTimeout}, m: &Machine{}}
 	r := p.msvc(ctx)
-	table := req.Table
-	if table == nil {
-		table = compat.Default()
+	chosen, err := ChooseMSVC(h, p.m.MSVC, req)
+	if lacks, ok := errors.AsType[*MSVCError](err); ok && len(p.m.MSVC) == 0 {
+		lacks.Detail += ": " + strings.Join(r.Looked, ", ")
 	}
-	below := 0
-	if bounds, ok := table.HostCompilers(req.CUDA); ok && req.CUDA != "" {
-		below = bounds.MSC[1]
-	}
-	if len(p.m.MSVC) == 0 {
-		return nil, msvcError("no-msvc", "there is no Visual C++ compiler", installToolset(h, "", newestBelow(below)),
-			"neither PATH, vswhere nor the usual folders have a cl.exe for x64: %s", strings.Join(r.Looked, ", "))
-	}
-	chosen, err := chooseMSVC(h, p.m.MSVC, req, below)
 	if err != nil {
 		return nil, err
 	}
-	d := &Developer{MSVC: chosen}
-	if chosen.Source == sourceShell || chosen.VCVarsAll == "" {
+	return chosen.Open(ctx, h)
+}
+
+// Open takes over the environment of an installation and proves that its cl answers. The error is an
+// [*MSVCError] where it does not work.
+func (m MSVC) Open(ctx context.Context, h *Host) (*Developer, error) {
+	d := &Developer{MSVC: m}
+	if m.Source == sourceShell || m.VCVarsAll == "" {
 		d.Env = shellVariables(h)
 	} else {
-		all, err := VCVars(ctx, h, chosen, chosen.Toolset)
+		all, err := VCVars(ctx, h, m, m.Toolset)
 		if err != nil {
-			return nil, msvcError("no-msvc", "Visual C++ does not work", "repair it with the Visual Studio Installer; `kiln doctor` shows what was found", "%s: %v", chosen.VCVarsAll, err)
+			return nil, msvcError("no-msvc", "Visual C++ does not work", "repair it with the Visual Studio Installer; `kiln doctor` shows what was found", "%s: %v", m.VCVarsAll, err)
 		}
 		d.Env = changedVariables(h, all)
 	}
@@ -77,8 +75,21 @@ func OpenMSVC(ctx context.Context, h *Host, req MSVCRequest) (*Developer, error)
 
 const sourceShell = "developer shell"
 
-// chooseMSVC takes the first installation and its newest toolset that fit.
-func chooseMSVC(h *Host, list []MSVC, req MSVCRequest, below int) (MSVC, error) {
+// ChooseMSVC takes the first of the installations that were found and its newest toolset that fit.
+// The error is an [*MSVCError].
+func ChooseMSVC(h *Host, list []MSVC, req MSVCRequest) (MSVC, error) {
+	table := req.Table
+	if table == nil {
+		table = compat.Default()
+	}
+	below := 0
+	if bounds, ok := table.HostCompilers(req.CUDA); ok && req.CUDA != "" {
+		below = bounds.MSC[1]
+	}
+	if len(list) == 0 {
+		return MSVC{}, msvcError("no-msvc", "there is no Visual C++ compiler", installToolset(h, "", newestBelow(below)),
+			"neither PATH, vswhere nor the usual folders have a cl.exe for x64")
+	}
 	var found, wanted []string
 	home := ""
 	for _, m := range list {

@@ -260,6 +260,10 @@ func (e *environment) ownPython(ctx context.Context) (own *facts, found []string
 			found = append(found, f.Python+" ("+name+")")
 			continue
 		}
+		if onWindows(e.box) && f.Platform != "win-amd64" {
+			found = append(found, f.Python+" for "+f.Platform+" ("+name+")")
+			continue
+		}
 		if own == nil || !own.Venv && f.Venv || !own.Headers && f.Headers && f.Venv == own.Venv {
 			own = &f
 		}

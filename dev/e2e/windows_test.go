@@ -18,7 +18,10 @@ const drive = "/home/kiln/wine/drive_c/"
 
 // windows is a container that is a Windows machine: Wine, real CPython for Windows, and stand-ins of
 // Visual Studio with MinGW's compiler behind them. See testdata/windows/setup.sh.
-type windows struct{ *vessel }
+type windows struct {
+	*vessel
+	exe string // the folder that is /exe there
+}
 
 // buildFor builds a Go program, or the tests of a package, for a system.
 func buildFor(t *testing.T, system, output string, args ...string) {
@@ -36,14 +39,16 @@ func startWindows(t *testing.T) windows {
 	exe := t.TempDir()
 	buildFor(t, "windows", filepath.Join(exe, "kiln.exe"), "build", "../../cmd/kiln")
 	buildFor(t, "windows", filepath.Join(exe, "standin.exe"), "build", "./testdata/windows/standin")
+	buildFor(t, "windows", filepath.Join(exe, "python32.exe"), "build", "./testdata/windows/python32")
 	buildFor(t, "linux", filepath.Join(exe, "bridge"), "build", "./testdata/windows/bridge")
 	python, err := filepath.EvalSymlinks(repository(t, ".cache/images/windows"))
 	if err != nil {
 		t.Fatalf("no Python for Windows: dev/e2e/windows-python.sh makes it: %v", err)
 	}
-	w := windows{launch(t, filepath.Join(exe, "kiln.exe"), "trixie-wine",
+	w := windows{exe: exe, vessel: launch(t, filepath.Join(exe, "kiln.exe"), "trixie-wine",
 		"--volume", exe+":/exe:ro", "--volume", python+":/windows:ro", "--volume", repository(t, "dev/e2e/testdata/windows")+":/testdata:ro",
-		"--volume", repository(t, "examples/hello-cuda")+":/hello-cuda:ro",
+		"--volume", repository(t, "examples/hello-cuda")+":/hello-cuda:ro", "--volume", repository(t, ".")+":/source:ro",
+		"--volume", t.TempDir()+":/readonly:ro", "--mount", "type=tmpfs,tmpfs-size=8m,destination=/small",
 		"--env", "WINEDEBUG=-all", "--env", "WINEPREFIX=/home/kiln/wine", "--env", "XDG_RUNTIME_DIR=/tmp",
 		"--env", `PIP_CERT=Z:\etc\ssl\certs\ca-certificates.crt`)}
 	w.must("/testdata/setup.sh")
@@ -129,5 +134,38 @@ wine fresh/Scripts/python.exe -m pip install --disable-pip-version-check --index
 	out := w.must(`cd ` + drive + ` && wine fresh/Scripts/python.exe -c "import hello_cuda, wincount; print(hello_cuda.backend()['toolkit'], wincount.count('a b c'), wincount.total([4, 5]))"`)
 	if got := strings.Fields(out); strings.Join(got, " ") != "none 3 9" {
 		t.Errorf("the installed packages print %q", out)
+	}
+}
+
+// TestE2EWindowsJIT compiles a module of C++ and CUDA with stand-ins of cl, link and nvcc, in a
+// folder with a blank in its name, and imports it; a change of a header is noticed.
+func TestE2EWindowsJIT(t *testing.T) {
+	kilntest.NeedE2E(t, "windows")
+	w := startWindows(t)
+	w.must(`d='` + drive + `Program Files/NVIDIA GPU Computing Toolkit/CUDA/v12.4'; mkdir -p "$d/bin" "$d/nvvm/bin" "$d/include" "$d/lib/x64"
+for f in nvcc ptxas cudafe++ fatbinary; do cp /exe/standin.exe "$d/bin/$f.exe"; done; cp /exe/standin.exe "$d/nvvm/bin/cicc.exe"; touch "$d/include/cuda_runtime.h" "$d/lib/x64/cudart.lib"
+cp -r /testdata/jit '` + drive + `jit p'`)
+	jit := func(args string) string {
+		t.Helper()
+		out, err := w.shell("cd '" + drive + "jit p' && export WINEPATH='C:\\Python313' && wine /exe/kiln.exe jit ext.yml " + args)
+		if err != nil {
+			t.Fatalf("kiln.exe jit %s: %v\n%s", args, err, out)
+		}
+		return strings.TrimSpace(out)
+	}
+	first := jit("")
+	out := w.must(`wine ` + drive + `Python313/python.exe -c "import os, sys; sys.path.insert(0, os.path.dirname(sys.argv[1])); import winjit; print(winjit.answer())" '` + first + `'`)
+	if strings.TrimSpace(out) != "42" {
+		t.Errorf("the module prints %q", out)
+	}
+	if again := jit(""); again != first {
+		t.Errorf("the same inputs: %s, then %s", first, again)
+	}
+	w.must("echo '#define MORE 1' >>'" + drive + "jit p/answer.h'")
+	if out := jit("--explain"); !strings.Contains(out, "answer.h") {
+		t.Errorf("after a change of a header: %s", out)
+	}
+	if again := jit(""); again == first {
+		t.Errorf("a changed header gives the same module %s", again)
 	}
 }

@@ -143,17 +143,9 @@ func cl(self string, args []string) error {
 	if err := ask(append(argv, "-MMD", "-MF", "\x01"+list)); err != nil {
 		return err
 	}
-	text, err := os.ReadFile(list)
+	includes, err := included(list)
 	if err != nil {
 		return err
-	}
-	_ = os.Remove(list)
-	_, names, _ := strings.Cut(strings.ReplaceAll(string(text), "\\\n", " "), ": ")
-	includes := []string{}
-	for i, name := range strings.Fields(names) {
-		if i > 0 {
-			includes = append(includes, inside(name))
-		}
 	}
 	document := map[string]any{"Version": "1.2", "Data": map[string]any{"Source": source, "ProvidedModule": "", "Includes": includes}}
 	out, err := json.Marshal(document)
@@ -161,6 +153,23 @@ func cl(self string, args []string) error {
 		return err
 	}
 	return os.WriteFile(deps, out, 0o666)
+}
+
+// included reads what the real compiler read besides the source, and removes its list.
+func included(list string) ([]string, error) {
+	text, err := os.ReadFile(list)
+	if err != nil {
+		return nil, err
+	}
+	const blank = "\x02"
+	_, names, _ := strings.Cut(strings.NewReplacer("\\\n", " ", `\ `, blank).Replace(string(text)), ": ")
+	files := []string{}
+	for i, name := range strings.Fields(names) {
+		if i > 0 {
+			files = append(files, inside(strings.ReplaceAll(name, blank, " ")))
+		}
+	}
+	return files, os.Remove(list)
 }
 
 // inside is a path of the real compiler as Windows has it.
@@ -239,7 +248,7 @@ func nvcc(self string, args []string) error {
 		return err
 	}
 	argv := []string{compiler, "-c", "-x", "c++"}
-	ccbin := ""
+	ccbin, deps := "", ""
 	for i := 0; i < len(args); i++ {
 		a := args[i]
 		next := func() string {
@@ -275,7 +284,8 @@ func nvcc(self string, args []string) error {
 		case a == "-MD":
 			argv = append(argv, "-MMD")
 		case a == "-MF":
-			argv = append(argv, "-MF", "\x01"+next())
+			deps = next()
+			argv = append(argv, "-MF", "\x01"+deps+".list")
 		case strings.HasPrefix(a, "-"):
 			return fmt.Errorf("%s: nvcc stand-in does not know this option", a)
 		default:
@@ -292,7 +302,18 @@ func nvcc(self string, args []string) error {
 			return fmt.Errorf("nvcc: -ccbin names no cl.exe: %s", ccbin)
 		}
 	}
-	return ask(argv)
+	if err := ask(argv); err != nil || deps == "" {
+		return err
+	}
+	files, err := included(deps + ".list")
+	if err != nil {
+		return err
+	}
+	rule := "module.obj :"
+	for _, f := range files {
+		rule += " \\\n " + strings.ReplaceAll(f, " ", `\ `)
+	}
+	return os.WriteFile(deps, []byte(rule+"\n"), 0o666)
 }
 
 func vswhere(self string, args []string) error {

@@ -1,0 +1,1 @@
+long answer_of_device();

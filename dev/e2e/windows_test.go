@@ -83,11 +83,14 @@ type windowsRow struct {
 	Files                               []struct{ Name, SHA256 string }
 }
 
-// build builds rows and returns how they ended.
+// build builds rows and returns how they ended. A kiln that refuses to begin is one row of that state.
 func (w windows) build(dir, args string) []windowsRow {
 	w.t.Helper()
 	out, err := w.kiln(dir, "build --json "+args)
 	var result struct{ Rows []windowsRow }
+	if out == "" && err != nil {
+		return []windowsRow{{Status: "refused", Reason: err.Error()}}
+	}
 	if bad := json.Unmarshal([]byte(out), &result); bad != nil {
 		w.t.Fatalf("kiln.exe build %s: %v, %v\n%s", args, err, bad, out)
 	}

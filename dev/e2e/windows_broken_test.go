@@ -17,7 +17,7 @@ import (
 
 // leftovers lists the processes of a build that still run in the container: Windows programs besides
 // Wine's own, and the compiler behind the stand-ins.
-const leftovers = `for p in /proc/[0-9]*; do tr '\0' ' ' <$p/cmdline 2>/dev/null; echo; done | grep -E 'kiln\.exe|python\.exe|cl\.exe|link\.exe|mingw32' | grep -v 'grep -E' || true`
+const leftovers = `for p in /proc/[0-9]*; do head -z -n 1 $p/cmdline 2>/dev/null | tr '\0' '\n'; done | grep -E 'kiln\.exe|python\.exe|cl\.exe|link\.exe|mingw32' || true`
 
 // TestE2EWindowsKills ends kiln.exe at 20 moments of a build, with the signal that no program sees:
 // nothing of the build goes on, and the next kiln.exe makes the same files as an undisturbed one.

@@ -31,6 +31,10 @@ type Options struct {
 	// snapshot of the version that the local label (torch2.9.0) or the requirement
 	// (torch==2.9.0) names, if there is one.
 	Torch *Snapshot
+	// BuiltFor is the release of torch whose headers the wheel was compiled with, such as "2.9.0":
+	// releases that lay out its classes differently do not do. By default it is the one that the
+	// local label or the requirement names.
+	BuiltFor string
 	// NoTorch compares with no torch, where that of the metadata is not the one that the wheel was
 	// built for.
 	NoTorch bool

@@ -102,7 +102,7 @@ func (o *Object) Archs() string {
 	return strings.Join(g.targets(), " ")
 }
 
-// A TorchVerdict says whether a wheel loads with one torch, as far as names go.
+// A TorchVerdict says whether a wheel loads with one torch and finds there what it was built for.
 type TorchVerdict struct {
 	Torch string `json:"torch"`
 	OK    bool   `json:"ok"`
@@ -117,7 +117,10 @@ type TorchVerdict struct {
 	Name   string `json:"name,omitempty"`
 	// Has are the releases that have the symbol, and Removed is the one from which on it is
 	// missing, if an older one has it.
-	Has     string `json:"has,omitempty"`
+	Has string `json:"has,omitempty"`
+	// Layout is the class that this torch lays out differently from the one that the wheel was
+	// built for, if all names are there.
+	Layout  string `json:"layout,omitempty"`
 	Removed string `json:"removed,omitempty"`
 }
 

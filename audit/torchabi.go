@@ -84,6 +84,7 @@ func (c *checker) torchABI(list []*object, torches []*Snapshot) *TorchABI {
 			return out
 		}
 	}
+	c.judgeLayouts(names)
 	out.Summary = torchWindow(c.report.WorksWith)
 	return out
 }

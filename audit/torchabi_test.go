@@ -142,3 +142,56 @@ func TestStableAdvice(t *testing.T) {
 		}
 	}
 }
+
+// TestTorchLayouts: a torch with all the names is no match if inline code reads its classes wrongly.
+// Between 2.9 and 2.10 the two counters of references became one.
+func TestTorchLayouts(t *testing.T) {
+	const promote = "_ZN3c106SymInt19promote_to_negativeEv" // in every torch on record
+	for _, test := range []struct {
+		torch, other string
+		names        []string
+		layout       string
+	}{
+		{"2.9.0", "2.10.0", []string{promote}, "c10::intrusive_ptr_target"},
+		{"2.10.0", "2.9.0", []string{promote}, "c10::intrusive_ptr_target"},
+		{"2.10.0", "2.11.0", []string{promote}, ""},
+		{"2.12.0", "2.13.0", []string{promote}, "c10::TensorImpl"},
+		{"2.13.0", "2.15.0", []string{promote}, ""}, // a scalar type was added
+		{"2.9.0", "2.10.0", []string{"aoti_torch_dtype_float32"}, ""},
+	} {
+		r := check(t, linuxWheel, map[string][]byte{moduleFile: module(elfMaker{needed: []string{"libc10.so", "libtorch_cpu.so"}, undefined: test.names})},
+			audit.Options{BuiltFor: test.torch}, "Requires-Dist: torch")
+		v := r.VerdictOf(test.other)
+		if v == nil || v.OK != (test.layout == "") || v.Layout != test.layout {
+			t.Errorf("%s built for %s with %s: %+v, want layout %q", test.names, test.torch, test.other, v, test.layout)
+		}
+	}
+}
+
+// TestLayouts: every release whose layouts are on record has all types, and those that extensions
+// are built for today are on record.
+func TestLayouts(t *testing.T) {
+	layouts := audit.BuiltinLayouts()
+	releases := map[string]int{}
+	for name, list := range layouts.Types {
+		for _, l := range list {
+			for _, release := range l.Releases {
+				releases[release]++
+			}
+			if l.Size == 0 || len(l.Members) == 0 {
+				t.Errorf("%s of %v: %+v", name, l.Releases, l.Layout)
+			}
+		}
+	}
+	for release, n := range releases {
+		if n != len(layouts.Types) {
+			t.Errorf("torch %s: %d types on record, want %d", release, n, len(layouts.Types))
+		}
+	}
+	for _, version := range audit.Builtins() {
+		public, _, _ := strings.Cut(version, "+")
+		if minor, patch, _ := strings.Cut(strings.TrimPrefix(public, "2."), "."); patch == "0" && len(minor) > 1 && releases[public] == 0 {
+			t.Errorf("no layouts of torch %s; `go run ./audit/internal/layouts/generate %s` records them", public, public)
+		}
+	}
+}

@@ -46,6 +46,9 @@ func auditWheel(ctx context.Context, a *attempt) error {
 		opts.NoTorch = true
 		a.warn("symbols were not compared: the torch of the image could not be read from outside")
 	}
+	if opts.Torch != nil {
+		opts.BuiltFor = opts.Torch.Version
+	}
 	report, err := audit.Check(ctx, file, opts)
 	if err != nil {
 		return err

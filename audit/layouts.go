@@ -130,12 +130,22 @@ func (l *Layout) changed(now *Layout) string {
 		return slices.ContainsFunc(list, func(s string) bool { return place(s) == place(what) })
 	}
 	for _, m := range l.Members {
-		// The marks at the end of an enumeration move with every addition.
-		if _, name, _ := strings.Cut(m, " "); name == "Undefined" || strings.HasPrefix(name, "Num") {
+		value, name, _ := strings.Cut(m, " ")
+		if strings.Contains(name, " ") {
+			if !has(now.Members, m) {
+				return "no " + place(m)
+			}
 			continue
 		}
-		if !has(now.Members, m) {
-			return "no " + place(m)
+		// An enumerator may get another name, and the marks at the end of an enumeration move with
+		// every addition.
+		if name == "Undefined" || strings.HasPrefix(name, "Num") {
+			continue
+		}
+		for _, n := range now.Members {
+			if other, same, _ := strings.Cut(n, " "); same == name && other != value {
+				return fmt.Sprintf("%s = %s became %s", name, value, other)
+			}
 		}
 	}
 	for _, f := range l.Virtual {

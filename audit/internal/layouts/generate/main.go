@@ -30,7 +30,7 @@ import (
 	"github.com/kiln-build/kiln/internal/fsx"
 )
 
-//go:embed probe.cpp
+//go:embed probe.cpp.txt
 var probe []byte
 
 const target = "audit/snapshots/layouts.json"

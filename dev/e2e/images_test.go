@@ -203,15 +203,23 @@ func output(t *testing.T, box sandbox.Box, argv []string, env ...string) string 
 	return out.String()
 }
 
-// The list in images.sh and the one above are the same.
+// Every image in images.sh is one that a test names.
 func TestImageNames(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "bash", "images.sh", "list").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := os.ReadFile("images_test.go")
+	files, err := filepath.Glob("*_test.go")
 	if err != nil {
 		t.Fatal(err)
+	}
+	var source []byte
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source = append(source, text...)
 	}
 	for name := range strings.FieldsSeq(string(out)) {
 		if !bytes.Contains(source, fmt.Appendf(nil, "%q", name)) {

@@ -300,17 +300,31 @@ func (p *Project) defaultFiles(config *Config) (files []int32, ok bool) {
 }
 
 // fillPlaces adds those spare files that are for a version, Python and platform of which there is
-// no other file.
+// no other file. A final release stays out where the others have only pre-releases: installers
+// would take it before them.
 func (p *Project) fillPlaces(files, spare []int32) []int32 {
 	if len(spare) == 0 {
 		return files
 	}
-	taken := map[string]bool{}
+	taken, final, early := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	isFinal := func(i int32) bool {
+		_, version, _ := ParseName(p.Files[i].Filename)
+		return !version.IsPrerelease()
+	}
+	for _, i := range files {
+		places := early
+		if isFinal(i) {
+			places = final
+		}
+		for _, place := range newIdentity(p.Files[i].Filename).places {
+			places[place] = true
+		}
+	}
 	free := func(i int32) (some bool) {
 		id := newIdentity(p.Files[i].Filename)
 		for _, place := range id.places {
 			key := id.version + " " + place
-			some = some || !taken[key]
+			some = some || !taken[key] && !(isFinal(i) && early[place] && !final[place])
 			taken[key] = taken[key] || !p.Files[i].Yanked
 		}
 		return some

@@ -29,7 +29,7 @@ import (
 
 const windowsPython = "../.cache/images/windows/Python313" // dev/e2e/windows-python.sh makes it
 
-// wine is a container with Wine and CPython, in which a folder is drive Z's /work.
+// wine is a container with Wine and CPython, in which a folder is drive Z's /modules.
 type wine struct {
 	t  *testing.T
 	id string
@@ -57,7 +57,7 @@ func startWine(t *testing.T, work string) *wine {
 	// The runtimes that Wine has are left out, so that this is a Windows without the Visual C++
 	// Redistributable; CPython brings its own two.
 	out, err := podman(t.Context(), "run", "--detach", "--rm", "--init", "--network", "none", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096",
-		"--volume", work+":/work:ro", "--volume", python+":/python:ro", "--env", "WINEPREFIX=/tmp/wine", "--env", "HOME=/tmp", "--env", "XDG_RUNTIME_DIR=/tmp",
+		"--volume", work+":/modules:ro", "--volume", python+":/python:ro", "--env", "WINEPREFIX=/tmp/wine", "--env", "HOME=/tmp", "--env", "XDG_RUNTIME_DIR=/tmp",
 		"--env", "PYTHONDONTWRITEBYTECODE=1", "--env", "WINEDLLOVERRIDES=vcruntime140,vcruntime140_1,msvcp140,vcomp140,mshtml,mscoree=n",
 		"localhost/kiln-e2e/trixie-wine", "sleep", "infinity")
 	if err != nil {
@@ -70,7 +70,7 @@ func startWine(t *testing.T, work string) *wine {
 		}
 	})
 	// Python and the DLL of the stable ABI, which the archive lacks, go to a folder of their own.
-	if out, err := w.run("wineboot --init >/dev/null 2>&1; wineserver --wait; cp -r /python /tmp/wine/drive_c/Python; cp /work/python3.dll /tmp/wine/drive_c/Python/"); err != nil {
+	if out, err := w.run("wineboot --init >/dev/null 2>&1; wineserver --wait; cp -r /python /tmp/wine/drive_c/Python; cp /modules/python3.dll /tmp/wine/drive_c/Python/"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return w
@@ -384,7 +384,7 @@ func (p *windowsCase) check(t *testing.T, w *wine, work, name, cache string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		preload = `Z:\work\` + name + `\c10.dll`
+		preload = `Z:\modules\` + name + `\c10.dll`
 		// torch asks for the Redistributable, so this machine has it.
 		overrides = "WINEDLLOVERRIDES=mshtml,mscoree=n "
 	}
@@ -394,7 +394,7 @@ func (p *windowsCase) check(t *testing.T, w *wine, work, name, cache string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := w.run(overrides + `WINEDEBUG=warn+module,fixme-all wine 'C:\Python\python.exe' /work/load.py 'Z:\work\` + name + `' '` + preload + `' 2>&1`)
+	out, err := w.run(overrides + `WINEDEBUG=warn+module,fixme-all wine 'C:\Python\python.exe' /modules/load.py 'Z:\modules\` + name + `' '` + preload + `' 2>&1`)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

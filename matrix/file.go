@@ -852,9 +852,9 @@ func (c *checker) settings(p *pkg, g *group) {
 	}
 	c.testKind(g)
 	g.testImage = templates(p, g.test.Image, func(t Text) Text { return t }, &c.list)
-	g.imageSetup = c.commands(p, imageSetup(p, s), "image-setup")
-	g.beforeBuild, g.afterBuild = c.commands(p, beforeBuild(p, s), "command"), c.commands(p, afterBuild(p, s), "command")
-	g.beforeTest, g.testCommand = c.commands(p, beforeTest(p, s), "command"), c.commands(p, g.test.Command, "command")
+	g.imageSetup = c.commands(p, commandsOf(s.ImageSetup, p.spec.ImageSetup), "image-setup")
+	g.beforeBuild, g.afterBuild = c.commands(p, commandsOf(s.BeforeBuild, p.spec.BeforeBuild), "command"), c.commands(p, commandsOf(s.AfterBuild, p.spec.AfterBuild), "command")
+	g.beforeTest, g.testCommand = c.commands(p, commandsOf(s.BeforeTest, p.spec.BeforeTest), "command"), c.commands(p, g.test.Command, "command")
 	c.torchSource(torchSource(p, s))
 	if source := p.spec.Python.Source; source.Value == "managed" && torchSource(p, s).System.Value {
 		c.errorf(source.place, "python-source", "remove one of them", "the torch of the image is for the Python of the image, and this asks for another one")

@@ -496,7 +496,7 @@ func sharedSettings(g *boundGroup) Settings {
 	}
 	s.PythonSource = spec.Python.Source.Value
 	// Templates as written: part of the digest.
-	s.ImageSetup, s.BeforeBuild, s.AfterBuild = asWritten(imageSetup(g.pkg, g.shared)), asWritten(beforeBuild(g.pkg, g.shared)), asWritten(afterBuild(g.pkg, g.shared))
+	s.ImageSetup, s.BeforeBuild, s.AfterBuild = asWritten(commandsOf(g.shared.ImageSetup, g.pkg.spec.ImageSetup)), asWritten(commandsOf(g.shared.BeforeBuild, g.pkg.spec.BeforeBuild)), asWritten(commandsOf(g.shared.AfterBuild, g.pkg.spec.AfterBuild))
 	switch torch := torchSource(g.pkg, g.shared); {
 	case torch.System.Value:
 		s.TorchSource.Kind = "system"
@@ -557,7 +557,7 @@ func sharedSettings(g *boundGroup) Settings {
 	return s
 }
 
-// torchSource and the others return a setting of the group, else of the package.
+// torchSource is the setting of the group, else of the package.
 func torchSource(p *pkg, s *Shared) TorchSource {
 	if s.TorchSource.IsSet() {
 		return s.TorchSource
@@ -565,32 +565,12 @@ func torchSource(p *pkg, s *Shared) TorchSource {
 	return p.spec.TorchSource
 }
 
-func imageSetup(p *pkg, s *Shared) []Text {
-	if s.ImageSetup != nil {
-		return s.ImageSetup
+// commandsOf are the commands of the group, else those of the package.
+func commandsOf(group, pkg []Text) []Text {
+	if group != nil {
+		return group
 	}
-	return p.spec.ImageSetup
-}
-
-func beforeBuild(p *pkg, s *Shared) []Text {
-	if s.BeforeBuild != nil {
-		return s.BeforeBuild
-	}
-	return p.spec.BeforeBuild
-}
-
-func afterBuild(p *pkg, s *Shared) []Text {
-	if s.AfterBuild != nil {
-		return s.AfterBuild
-	}
-	return p.spec.AfterBuild
-}
-
-func beforeTest(p *pkg, s *Shared) []Text {
-	if s.BeforeTest != nil {
-		return s.BeforeTest
-	}
-	return p.spec.BeforeTest
+	return pkg
 }
 
 // asWritten splits commands into words and fills nothing in.

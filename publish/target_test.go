@@ -112,8 +112,9 @@ func TestS3(t *testing.T) {
 	}
 }
 
-// TestKilnFacts: a wheel that is uploaded to a server brings what its build knows of it.
-func TestKilnFacts(t *testing.T) {
+// kilnServer is a server of an empty index, and a token for all of it.
+func kilnServer(t testing.TB) (*serve.Server, string) {
+	t.Helper()
 	store, err := index.Open(t.TempDir(), index.StoreOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -130,6 +131,12 @@ func TestKilnFacts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return server, secret
+}
+
+// TestKilnFacts: a wheel that is uploaded to a server brings what its build knows of it.
+func TestKilnFacts(t *testing.T) {
+	server, secret := kilnServer(t)
 	web := httptest.NewServer(server)
 	t.Cleanup(func() { web.Close(); server.Close() })
 	target, err := publish.NewKiln(publish.KilnOptions{URL: address.Parse(web.URL), Token: secret, Projects: []string{"demo"}, Retry: publishtest.QuickRetry})
@@ -155,22 +162,7 @@ func TestKilnFacts(t *testing.T) {
 
 func TestKiln(t *testing.T) {
 	publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
-		store, err := index.Open(t.TempDir(), index.StoreOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		tokens, err := serve.OpenTokens(filepath.Join(t.TempDir(), "tokens.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		server, err := serve.New(t.Context(), store, serve.Options{Tokens: tokens})
-		if err != nil {
-			t.Fatal(err)
-		}
+		server, secret := kilnServer(t)
 		faults := &publishtest.Faults{}
 		web := httptest.NewServer(faults.Wrap(server))
 		t.Cleanup(func() { web.Close(); server.Close() })

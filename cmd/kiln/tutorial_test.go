@@ -1,10 +1,10 @@
 package main
 
 import (
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -27,7 +27,7 @@ func TestTutorial(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	port := freePort(t)
+	port := strconv.Itoa(kilntest.FreePort(t))
 	page := kilntest.ReadPage(t, filepath.FromSlash("../../docs/tutorial.md"), func(text string) string { return strings.ReplaceAll(text, "8765", port) })
 	cmd := exec.CommandContext(t.Context(), "bash", "-s")
 	cmd.Dir = t.TempDir()
@@ -40,19 +40,4 @@ func TestTutorial(t *testing.T) {
 	if ran := page.Compare(t, out); ran < 12 {
 		t.Errorf("%d commands", ran)
 	}
-}
-
-// freePort finds a port that nothing listens on.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "localhost:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
 }

@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,7 +46,7 @@ func TestE2EFirstHour(t *testing.T) {
 			if got := v.must("~/bin/kiln version"); !strings.HasPrefix(got, "kiln "+regexp.MustCompile(`[0-9.]+[0-9]`).FindString(program)) {
 				t.Fatalf("installed: %s", got)
 			}
-			port := freeAddress(t)[len("localhost:"):]
+			port := strconv.Itoa(kilntest.FreePort(t))
 			page := kilntest.ReadPage(t, filepath.FromSlash("../../docs/tutorial.md"), func(text string) string { return strings.ReplaceAll(text, "8765", port) })
 			start := time.Now()
 			cmd := exec.CommandContext(t.Context(), "podman", "--runtime", "runc", "exec", "--interactive", "--env", "NO_COLOR=1", "--env", "COLUMNS=300", v.id,
@@ -63,7 +65,7 @@ func TestE2EFirstHour(t *testing.T) {
 // serveFolder serves a folder of wheels or an index and returns the address.
 func serveFolder(t *testing.T, kiln, folder string, args ...string) string {
 	t.Helper()
-	address := freeAddress(t)
+	address := fmt.Sprintf("localhost:%d", kilntest.FreePort(t))
 	var log bytes.Buffer
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), kiln, append([]string{"serve", folder, "--addr", address}, args...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = t.TempDir(), &log, &log
@@ -84,20 +86,6 @@ func serveFolder(t *testing.T, kiln, folder string, args ...string) string {
 	}
 	t.Fatalf("kiln serve does not answer:\n%s", log.String())
 	return ""
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "localhost:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return "localhost:" + port
 }
 
 // pythonList mounts the Pythons of stock-images.sh, in place of those that uv fetches.

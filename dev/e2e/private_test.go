@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kiln-build/kiln/index/indextest"
+	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
 // privateClient is an account on a machine: its home folder, and what it knows of the index.
@@ -44,9 +45,7 @@ func (c *privateClient) run(ok bool, argv ...string) string {
 // TestE2EPrivate: all clients read a private index and upload to it, with the token where each of
 // them keeps it: in the address, ~/.netrc, variables, ~/.pypirc, keyring; and none does without.
 func TestE2EPrivate(t *testing.T) {
-	if !indextest.E2E() {
-		t.Skip("KILN_E2E does not name index")
-	}
+	kilntest.NeedE2E(t, "index")
 	kiln := buildKiln(t)
 	python := indextest.Venv(t, "private", "pip", "uv", "twine", "keyring", "keyrings.alt")
 	poetry := indextest.Venv(t, "poetry", "poetry==2.2.1")

@@ -558,7 +558,7 @@ func TestE2ESecrets(t *testing.T) {
 		}
 	}
 	planted["kiln"] = token
-	port := freePort(t)
+	port := kilntest.FreePort(t)
 	address := "127.0.0.1:" + strconv.Itoa(port)
 	serve := exec.CommandContext(t.Context(), h.kiln, "serve", "--dir", filepath.Join(h.dir, "store"), "--addr", address)
 	serve.Env = h.env
@@ -611,7 +611,7 @@ func (h *hunt) startS3() string {
 		kilntest.Lacking(h, "versitygw", "%v; make e2e-publish makes it", err)
 	}
 	h.sh("mkdir -p bucket/wheels")
-	port := freePort(h.T)
+	port := kilntest.FreePort(h.T)
 	cmd := exec.CommandContext(h.Context(), program, "--region", "us-east-1", "--port", "127.0.0.1:"+strconv.Itoa(port), "--quiet", "posix", filepath.Join(h.dir, "bucket"))
 	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY=ZAKIAplanted", "ROOT_SECRET_KEY="+planted["aws"], "ROOT_ACCESS_KEY_ID=ZAKIAplanted", "ROOT_SECRET_ACCESS_KEY="+planted["aws"])
 	cmd.Stderr = os.Stderr

@@ -6,7 +6,6 @@ import (
 	"crypto/sha1" // the form of passwords that bazel-remote reads
 	"encoding/base64"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -256,17 +255,6 @@ packages:
 	}
 }
 
-// freePort returns a port that was free a moment ago.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 // start runs a server until the test ends, and waits until it answers.
 func start(t *testing.T, port int, argv ...string) {
 	t.Helper()
@@ -296,7 +284,7 @@ func TestE2EShareRemote(t *testing.T) {
 		remote func(t *testing.T) share.RemoteCache
 	}{
 		{"bazel-remote", func(t *testing.T) share.RemoteCache {
-			dir, port := t.TempDir(), freePort(t)
+			dir, port := t.TempDir(), kilntest.FreePort(t)
 			sum := sha1.Sum([]byte("secret"))
 			passwords := filepath.Join(dir, "passwords")
 			if err := os.WriteFile(passwords, []byte("kiln:{SHA}"+base64.StdEncoding.EncodeToString(sum[:])+"\n"), 0o600); err != nil {
@@ -307,7 +295,7 @@ func TestE2EShareRemote(t *testing.T) {
 			return share.RemoteCache{URL: fmt.Sprintf("http://127.0.0.1:%d|layout=bazel", port), User: "kiln", Password: "secret"}
 		}},
 		{"redis", func(t *testing.T) share.RemoteCache {
-			port := freePort(t)
+			port := kilntest.FreePort(t)
 			start(t, port, "redis-server", "--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--requirepass", "secret", "--save", "", "--dir", t.TempDir())
 			return share.RemoteCache{URL: fmt.Sprintf("redis://127.0.0.1:%d/1", port), Password: "secret"}
 		}},

@@ -31,6 +31,17 @@ func Lacking(t testing.TB, tool, reason string, args ...any) {
 	t.Skipf(reason, args...)
 }
 
+// FreePort returns a port of this machine that was free a moment ago.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
 // WaitForPort waits until a server on this machine answers.
 func WaitForPort(t testing.TB, port int, server string) {
 	t.Helper()

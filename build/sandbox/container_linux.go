@@ -122,6 +122,8 @@ func environ(stat string) environState {
 		return environNone
 	case f[end] == "0":
 		return environLater
+	case f[start] == f[end] && (f[state] == "R" || f[state] == "D"):
+		return environLater // execve copies it just now, or it is empty
 	case f[start] == f[end]:
 		return environNone
 	}

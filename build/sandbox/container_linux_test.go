@@ -19,6 +19,8 @@ func TestEnviron(t *testing.T) {
 		want       environState
 	}{
 		{"in the middle of execve", line("R", "4194304", "0", "0"), environLater},
+		{"at its end", line("R", "4194304", "140700", "140700"), environLater},
+		{"at its end, waiting for memory", line("D", "4194304", "140700", "140700"), environLater},
 		{"with an environment", line("S", "4194304", "140700", "140722"), environSome},
 		{"with an empty one", line("S", "4194304", "140700", "140700"), environNone},
 		{"a kernel thread", line("I", "69238880", "0", "0"), environNone},

@@ -53,6 +53,9 @@ type order struct {
 
 	Stop  bool
 	Grace time.Duration
+
+	// Orphan is not sent: the lifeline has ended.
+	Orphan bool `json:"-"`
 }
 
 // notice is what the supervisor writes back at the end.
@@ -368,11 +371,12 @@ func (s *supervisor) run(dec *json.Decoder, first order) notice {
 	go func() {
 		for {
 			var next order
-			if dec.Decode(&next) != nil {
-				next = order{Stop: true} // the parent is gone
+			err := dec.Decode(&next)
+			if err != nil {
+				next = order{Orphan: true}
 			}
 			stop <- next
-			if next.Grace == 0 {
+			if err != nil {
 				return
 			}
 		}
@@ -385,6 +389,7 @@ func (s *supervisor) run(dec *json.Decoder, first order) notice {
 	var kill, give <-chan time.Time
 	pause := time.Millisecond
 	var left []int
+	orphan := false // there is no parent that could be told what is left
 	for done := false; !done; {
 		select {
 		case <-allEnded:
@@ -393,7 +398,7 @@ func (s *supervisor) run(dec *json.Decoder, first order) notice {
 			mainEnded = nil
 			kill = time.After(0)
 		case o := <-stop:
-			if o.Grace <= 0 {
+			if orphan = o.Orphan; orphan || o.Grace <= 0 {
 				kill = time.After(0)
 				break
 			}
@@ -412,6 +417,10 @@ func (s *supervisor) run(dec *json.Decoder, first order) notice {
 				give = time.After(reapLimit)
 			}
 		case <-give:
+			if orphan {
+				give = nil
+				break // what hangs now may end later
+			}
 			left = descendants()
 			done = true
 		case <-sample.C:

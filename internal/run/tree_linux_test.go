@@ -69,7 +69,7 @@ func wantNone(t *testing.T, mark string) {
 // waitNone waits for orphaned processes to vanish.
 func waitNone(t *testing.T, mark string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); len(marked(t, mark)) > 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(2 * time.Minute); len(marked(t, mark)) > 0 && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
 	}
 	wantNone(t, mark)

@@ -3,7 +3,8 @@
 //
 //	12 passed, 0 failed, 1 skipped
 //
-// so that a run that has gone quiet is seen. With -strict a skip whose reason is
+// so that a run that has gone quiet is seen. A test that was run again counts by its last result; one
+// that failed beside the others and passed alone is listed first, with what it said. With -strict a skip whose reason is
 // not in the list of allowed ones fails the run, as does a run without any test.
 package main
 
@@ -51,6 +52,9 @@ func run(w io.Writer, events, allow, summary string, strict bool) error {
 		return fmt.Errorf("%s: %w", events, err)
 	}
 
+	for _, f := range r.unsteady {
+		fmt.Fprintf(w, "\nUNSTEADY: %s.%s failed beside the others and passed alone:\n%s", shortPackage(f.pkg), f.test, f.output)
+	}
 	var refused int
 	if len(r.skips) > 0 {
 		fmt.Fprintf(w, "\nskipped:\n")
@@ -130,6 +134,13 @@ func (s skip) String() string {
 type results struct {
 	passed, failed int
 	skips          []skip
+	unsteady       []failure
+}
+
+// failure is a failed test and everything it printed.
+type failure struct {
+	testKey
+	output string
 }
 
 // event is the part of a test2json event that matters here.
@@ -145,6 +156,9 @@ type testKey struct{ pkg, test string }
 func readEvents(r io.Reader) (results, error) {
 	var res results
 	output := map[testKey][]string{}
+	last := map[testKey]string{} // how it ended
+	failures := map[testKey]failure{}
+	broken := map[string]bool{}   // packages whose last end was a failure
 	failedIn := map[string]bool{} // packages with a failed test
 	scanner := bufio.NewScanner(r)
 	scanner.Buffer(nil, 64<<20)
@@ -158,27 +172,44 @@ func readEvents(r io.Reader) (results, error) {
 			return res, fmt.Errorf("bad event %.80q: %w", line, err)
 		}
 		key := testKey{e.Package, e.Test}
-		if e.Test == "" {
-			if e.Action == "fail" && !failedIn[e.Package] {
-				res.failed++
-			}
-			continue
-		}
-		switch e.Action {
-		case "output":
+		switch {
+		case e.Action == "output" && e.Test != "":
 			output[key] = append(output[key], e.Output)
 			continue
+		case e.Test == "":
+			if e.Action == "fail" || e.Action == "pass" || e.Action == "skip" {
+				broken[e.Package] = e.Action == "fail"
+			}
+			continue
+		case e.Action == "pass":
+			if last[key] == "fail" {
+				res.unsteady = append(res.unsteady, failures[key])
+			}
+		case e.Action == "fail":
+			failures[key] = failure{key, strings.Join(output[key], "")}
+			failedIn[e.Package] = true
+		case e.Action == "skip":
+			if last[key] != "skip" {
+				res.skips = append(res.skips, skip{shortPackage(e.Package), e.Test, reason(output[key])})
+			}
+		default:
+			continue
+		}
+		last[key] = e.Action
+		delete(output, key)
+	}
+	for _, action := range last {
+		switch action {
 		case "pass":
 			res.passed++
 		case "fail":
 			res.failed++
-			failedIn[e.Package] = true
-		case "skip":
-			res.skips = append(res.skips, skip{shortPackage(e.Package), e.Test, reason(output[key])})
-		default:
-			continue
 		}
-		delete(output, key)
+	}
+	for pkg, failed := range broken {
+		if failed && !failedIn[pkg] {
+			res.failed++
+		}
 	}
 	return res, scanner.Err()
 }

@@ -70,6 +70,28 @@ func TestRun(t *testing.T) {
 			want: "0 passed, 0 failed, 0 skipped", wantErr: "no test ran",
 		},
 		{
+			name: "a test that is run again counts by its last result",
+			events: `{"Action":"pass","Package":"p","Test":"TestA/x"}
+{"Action":"skip","Package":"p","Test":"TestA/y"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}
+{"Action":"pass","Package":"p","Test":"TestA/x"}
+{"Action":"skip","Package":"p","Test":"TestA/y"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p"}
+`,
+			want: "2 passed, 0 failed, 1 skipped",
+		},
+		{
+			name: "a test that fails twice",
+			events: `{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p"}
+`,
+			want: "0 passed, 1 failed, 0 skipped",
+		},
+		{
 			name: "a torn event", events: `{"Action":"pa`,
 			wantErr: "bad event",
 		},
@@ -115,4 +137,28 @@ func TestSkipReason(t *testing.T) {
 	if want := "wheel.TestB: no GPU on this machine"; len(res.skips) != 1 || res.skips[0].String() != want {
 		t.Errorf("skips: got %v, want %q", res.skips, want)
 	}
+}
+
+func TestUnsteady(t *testing.T) {
+	events := write(t, `{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:7: 1 left behind\n"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+`)
+	var out strings.Builder
+	if err := run(&out, events, "", "", true); err != nil {
+		t.Fatal(err)
+	}
+	want := "UNSTEADY: p.TestA failed beside the others and passed alone:\n    a_test.go:7: 1 left behind\n"
+	if !strings.Contains(out.String(), want) {
+		t.Errorf("got:\n%s\nwant in it:\n%s", &out, want)
+	}
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "events")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
 }

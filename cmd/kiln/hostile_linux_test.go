@@ -350,7 +350,7 @@ func TestNamedPipes(t *testing.T) {
 		{"launcher", "setup", p, "x"},
 	}
 	for _, args := range table {
-		ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 		cmd := exec.CommandContext(ctx, "kiln", args...)
 		cmd.Dir, cmd.WaitDelay = dir, time.Second
 		out, err := cmd.CombinedOutput()

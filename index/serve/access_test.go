@@ -272,7 +272,7 @@ func TestPrivateHostile(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(3 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 		if !strings.HasPrefix(header, "Host:") {
 			header = "Host: " + host + "\r\n" + header
 		}

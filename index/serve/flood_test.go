@@ -62,7 +62,7 @@ func (f *fixture) hold(addr, headers string) net.Conn {
 func (f *fixture) until(want int, addr, path, headers string) {
 	f.t.Helper()
 	got := 0
-	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		conn := f.dialFrom(addr)
 		got = ask(conn, path, headers)
 		_ = conn.Close()

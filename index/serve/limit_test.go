@@ -98,7 +98,7 @@ func TestAcceptErrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); refused.Load() < 2 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(60 * time.Second); refused.Load() < 2 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 	if refused.Load() != 2 {

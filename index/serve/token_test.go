@@ -84,14 +84,14 @@ func TestTokenExpires(t *testing.T) {
 	if _, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}, Expires: time.Now().Add(-time.Hour)}); err == nil {
 		t.Error("a token is made that has ended already")
 	}
-	secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}, Expires: time.Now().Add(time.Second)})
+	secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}, Expires: time.Now().Add(3 * time.Second)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := tokens.Lookup(secret); err != nil {
 		t.Error(err)
 	}
-	time.Sleep(1100 * time.Millisecond) // the file has the time of the clock
+	time.Sleep(3100 * time.Millisecond) // the file has the time of the clock
 	if _, err := tokens.Lookup(secret); !errors.Is(err, serve.ErrNoToken) {
 		t.Errorf("an expired token is found: %v", err)
 	}

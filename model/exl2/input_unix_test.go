@@ -57,7 +57,7 @@ func TestRefusedInputs(t *testing.T) {
 					if err == nil || !strings.Contains(err.Error(), path+": "+"is a") || !strings.Contains(err.Error(), m.want) {
 						t.Errorf("want %q, got %v", m.want, err)
 					}
-				case <-time.After(10 * time.Second):
+				case <-time.After(60 * time.Second):
 					t.Fatal("it waits")
 				}
 			})
@@ -173,7 +173,7 @@ func TestVerifyRefusesPipe(t *testing.T) {
 		if rep == nil || !strings.Contains(rep.Problems.Error(), "tokenizer.json: is a named pipe") {
 			t.Errorf("got %+v", rep)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(60 * time.Second):
 		t.Fatal("it waits")
 	}
 }

@@ -309,6 +309,9 @@ def kiln_model(folder, short):
     if DEVICE != "cpu":
         say("peak of GPU memory, loading", watch.gpu / 1e9, "GB")
         say("GPU memory", (watch.free - torch.cuda.mem_get_info()[0]) / 1e9, "GB")
+        held, kept = torch.cuda.memory_allocated() / 1e9, torch.cuda.memory_reserved() / 1e9
+        say("  tensors", held, "GB in use, %.4g GB kept by torch beside them" % (kept - held))
+        say("  quantized matrices", weights(model) / 1e9, "GB, weights in place included")
     logits, _ = prefill(model, 1, 64)
     expect(logits.isfinite().all(), "logits are not finite")
     torch.save(logits[0, -1].float().cpu(), os.path.join(folder, "kiln.pt"))
@@ -386,12 +389,13 @@ def exllamav2(folder):
         model.forward(tokens(1, PROMPT).cpu(), cache, preprocess_only=False, last_id_only=True)
 
     cache.current_seq_len = 0
-    mine, apart = os.path.join(folder, "kiln.pt"), 0.0
+    mine, apart = os.path.join(folder, "kiln.pt"), None
     logits = model.forward(tokens(1, 64).cpu(), cache, last_id_only=True)[0, -1].float().cpu()[: config.vocab_size]
     if os.path.exists(mine):
         other = torch.load(mine)
         apart = float((other - logits).norm() / logits.norm())
         say("logits, kiln and exllamav2", apart, "apart")
+    finite = bool(logits.isfinite().all())
     say("exllamav2 prefill", 1000 * PROMPT / clock(fill, 5, warm=2), "tokens/s")
     del cache
     for batch in (1, 8, 32):
@@ -404,6 +408,8 @@ def exllamav2(folder):
         torch.backends.cuda.enable_cudnn_sdp(True)
         say("exllamav2 decode batch %d" % batch, took, "ms, without cuDNN's attention")
         del cache
+    expect(finite, "logits of exllamav2 are not finite")
+    expect(apart is not None, "no logits of kiln to compare with: run its stage first")
     expect(apart < 1e-2, "logits of kiln and exllamav2")
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Models of Llama 3.1 8B's and 70B's shapes with random weights, in transformers through kiln, beside exllamav2's own model class and
 # transformers in half precision. $1 is the folder for what is made here; PYTHON is an interpreter with torch, transformers and peft,
-# EXLLAMAV2 a folder with the package exllamav2 (its extension is compiled there). SHAPES and WIDTHS limit it. Needs 45 GB in TMPDIR
-# for the 70B shape. The report is report.txt.
+# EXLLAMAV2 a folder with the package exllamav2 (its extension is compiled there). SHAPES and WIDTHS limit it: where a command may
+# take ten minutes, one call for each shape. Needs 45 GB in TMPDIR for the 70B shape. The report is report.txt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -30,11 +30,17 @@ run() { printf '\n== %s\n' "$*"; "$python" "$script" "$@" || failed=1; }
     for shape in ${SHAPES:-8b 70b}; do
       run make "$shape" "$widths" "$scratch/model"
       run kiln "$scratch/model"
-      if [ -n "${EXLLAMAV2:-}" ]; then PYTHONPATH=$EXLLAMAV2 run exllamav2 "$scratch/model"; fi
+      if [ -n "${EXLLAMAV2:-}" ]; then
+        PYTHONPATH=$EXLLAMAV2 run exllamav2 "$scratch/model"
+      else
+        printf '\n== exllamav2: NOT COMPARED, EXLLAMAV2 names no folder\n'
+      fi
       if [ "$shape $widths" = "8b 4.0" ]; then
         run fp16 "$scratch/model"
         run compile "$scratch/model"
         run lora "$scratch/model"
+        printf '\n== python -m kiln.generate\n'
+        "$python" -m kiln.generate "$scratch/model" --tokens 1,15,7 --max-tokens 256 || failed=1
       fi
       rm -rf "$scratch/model"
     done

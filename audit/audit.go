@@ -35,6 +35,9 @@ type Options struct {
 	// releases that lay out its classes differently do not do. By default it is the one that the
 	// local label or the requirement names.
 	BuiltFor string
+	// TorchStable is the first torch release that the wheel is said to be for, with all later ones,
+	// such as "2.10": it may use nothing but libtorch's stable ABI as of that release.
+	TorchStable string
 	// NoTorch compares with no torch, where that of the metadata is not the one that the wheel was
 	// built for.
 	NoTorch bool

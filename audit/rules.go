@@ -57,6 +57,7 @@ const (
 	RulePybind            = "pybind11"
 	RuleTorchUndeclared   = "torch-undeclared"
 	RuleTorchVersion      = "torch-version"
+	RuleTorchStable       = "torch-stable"
 	RulePythonTag         = "python-tag"
 	RulePythonSymbol      = "python-symbol"
 	RulePythonLibrary     = "python-library"
@@ -288,6 +289,11 @@ var rules = []Rule{
 		RuleTorchVersion, Note, "There is no record of the torch the wheel names",
 		"The version is newer than this kiln, or not on PyPI.",
 		"Give it with --torch: a wheel, a folder, or a snapshot.",
+	},
+	{
+		RuleTorchStable, Error, "Said to be for libtorch's stable ABI, but uses more",
+		"The code calls C++ functions of torch, or C functions that came with a later release. The wheel does not load with, or is not safe with, every release it is said to be for.",
+		"`kiln audit --stable` lists what replaces each name; or give the row the torch releases it is for: torch: [\"2.10.0\"].",
 	},
 	{
 		RulePythonTag, Error, "A module is for another Python than the tag says",

@@ -1,10 +1,13 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/kiln-build/kiln/internal/units"
 )
 
 // How a wheel is bound to torch.
@@ -70,6 +73,7 @@ func (c *checker) torchABI(list []*object, torches []*Snapshot) *TorchABI {
 			out.places[name] = append(out.places[name], places...)
 		}
 	}
+	c.checkStable(out, names, torches)
 	if len(torches) == 0 {
 		out.Summary = "unknown: no torch on record for this platform"
 		return out
@@ -87,6 +91,45 @@ func (c *checker) torchABI(list []*object, torches []*Snapshot) *TorchABI {
 	c.judgeLayouts(names)
 	out.Summary = torchWindow(c.report.WorksWith)
 	return out
+}
+
+// checkStable refuses what a wheel for the stable ABI must not use.
+func (c *checker) checkStable(abi *TorchABI, names []string, torches []*Snapshot) {
+	from := c.opts.TorchStable
+	if from == "" {
+		return
+	}
+	list := func(names []string) []string {
+		out := make([]string, len(names))
+		for i, name := range names {
+			out[i] = windowsName(name)
+		}
+		return out
+	}
+	if len(abi.Unstable) > 0 {
+		details := list(abi.Unstable)
+		c.find(RuleTorchStable, "", "uses %s of torch outside of the stable ABI: %s", units.Count(len(details), "name"), firstFew(details, 3)).with(details...)
+	}
+	// The last patch release: no function comes with one.
+	at := -1
+	for i, torch := range torches {
+		if minorOf(torch.Version) == minorOf(from) {
+			at = i
+		}
+	}
+	if at < 0 {
+		return
+	}
+	var newer []string
+	for _, name := range names {
+		if stableTorchName(name) && torches[at].Provider(name) == nil {
+			newer = append(newer, name)
+		}
+	}
+	if len(newer) > 0 {
+		since := cmp.Or(firstWithAll(newer, torches), "no release on record")
+		c.find(RuleTorchStable, "", "uses %s that torch %s does not have: %s (%s)", units.Count(len(newer), "function"), from, firstFew(newer, 3), since).with(newer...)
+	}
 }
 
 // firstWithAll is the release from which on every torch on record has all the names.

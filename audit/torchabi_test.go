@@ -12,6 +12,41 @@ import (
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
+// TestTorchStable: a wheel that is said to be for the stable ABI and is not is refused, with each
+// name.
+func TestTorchStable(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		from    string
+		names   []string
+		details []string // of the finding
+	}{
+		{"true", "2.10", []string{"torch_call_dispatcher"}, nil},
+		{"older function, later promise", "2.12", []string{"torch_call_dispatcher"}, nil},
+		{"no promise", "", []string{newCheckFail}, nil},
+		{"C++ names", "2.10", []string{"torch_call_dispatcher", newCheckFail, "_ZN2at9getTypeIdEv"}, []string{"at::getTypeId()", "c10::detail::torchCheckFail(char const*, char const*, unsigned int, std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> > const&)"}},
+		{"a later function", "2.10", []string{"torch_call_dispatcher", "torch_from_blob"}, []string{"torch_from_blob"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := check(t, linuxWheel, map[string][]byte{moduleFile: module(elfMaker{needed: []string{"libtorch_cpu.so", "libc10.so"}, undefined: test.names})},
+				audit.Options{TorchStable: test.from}, "Requires-Dist: torch")
+			var got []string
+			for _, f := range r.Findings {
+				if f.Rule == audit.RuleTorchStable {
+					if f.Severity != audit.Error {
+						t.Errorf("severity %s", f.Severity)
+					}
+					got = append(got, f.Details...)
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, test.details) {
+				t.Errorf("got %q, want %q", got, test.details)
+			}
+		})
+	}
+}
+
 // TestTorchABI: the line about torch, for modules with names that came and went with the releases
 // on record.
 func TestTorchABI(t *testing.T) {

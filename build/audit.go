@@ -26,7 +26,7 @@ func auditWheel(ctx context.Context, a *attempt) error {
 	if file == "" || a.given != "" {
 		return skip("there is no wheel of a row")
 	}
-	opts := audit.Options{Python: a.Row.Python, Severity: a.severities(), TempDir: a.temp()}
+	opts := audit.Options{Python: a.Row.Python, TorchStable: a.Row.TorchStable, Severity: a.severities(), TempDir: a.temp()}
 	var err error
 	switch {
 	case a.Row.Kind == matrix.KindSdist:

@@ -192,10 +192,13 @@ func (a *attempt) collectWheel(ctx context.Context, file string) (string, error)
 	return file, nil
 }
 
-// torchClause is the requirement that runtime_torch asks for.
+// torchClause is the requirement that a stable ABI or runtime_torch asks for.
 func (a *attempt) torchClause() string {
 	if a.Row.Torch == "" || a.Row.Kind != matrix.KindWheel {
 		return ""
+	}
+	if a.Row.TorchStable != "" {
+		return ">=" + a.Row.TorchStable
 	}
 	switch a.Settings.RuntimeTorch {
 	case "exact":

@@ -132,6 +132,13 @@ func (a *attempt) plainEnv() map[string]string {
 		}
 		env[name] = value
 	}
+	if !a.setuptools() { // CMake and Meson do not read CPPFLAGS
+		for _, name := range []string{"CFLAGS", "CXXFLAGS", "CUDAFLAGS"} {
+			if flags := stableMacros(&a.Row); len(flags) > 0 && (name != "CUDAFLAGS" || a.Row.CUDA != "") {
+				env[name] = strings.TrimSpace(env[name] + " " + strings.Join(flags, " "))
+			}
+		}
+	}
 	return env
 }
 
@@ -142,6 +149,9 @@ func (a *attempt) frontend(env map[string]string) []string {
 	settings := maps.Clone(a.Settings.ConfigSettings)
 	if settings == nil {
 		settings = map[string][]string{}
+	}
+	if a.Row.ABI3 != "" {
+		a.limitedAPI(env, settings)
 	}
 	tag := a.Row.BuildTag
 	if tag != "" && a.setuptools() && a.Settings.Frontend != "pip" {
@@ -157,10 +167,7 @@ func (a *attempt) frontend(env map[string]string) []string {
 		}
 		if tag != "" && a.setuptools() {
 			// pip cannot give setuptools a second command; a configuration file can.
-			config := filepath.Join(a.work, "tag.cfg")
-			if err := os.WriteFile(config, []byte("[egg_info]\ntag_build = "+tag+"\n"), 0o666); err == nil {
-				env["DIST_EXTRA_CONFIG"] = a.box.Inside(config)
-			}
+			a.configure(env, "[egg_info]\ntag_build = "+tag+"\n")
 		}
 	case "uv":
 		argv = []string{join(a.box, venvBin(a.box, a.venv), exe(a.box, "uv")), "build", "--offline", "--python", python, "--out-dir", out}
@@ -191,6 +198,30 @@ func (a *attempt) frontend(env map[string]string) []string {
 		}
 	}
 	return append(append(argv, a.Settings.BuildArgs...), source)
+}
+
+// limitedAPI tells the back-end for which Python the wheel is. What it compiles is the package's.
+func (a *attempt) limitedAPI(env map[string]string, settings map[string][]string) {
+	tag, _, _ := strings.Cut(a.Row.WheelTag, "-")
+	switch {
+	case a.setuptools():
+		a.configure(env, "[bdist_wheel]\npy_limited_api = "+tag+"\n")
+	case strings.HasPrefix(a.facts.Backend, "scikit_build_core") && settings["wheel.py-api"] == nil:
+		settings["wheel.py-api"] = []string{tag}
+	}
+}
+
+// configure adds to the configuration file that setuptools reads besides the package's own.
+func (a *attempt) configure(env map[string]string, text string) {
+	file := filepath.Join(a.work, "setup.cfg")
+	have := ""
+	if env["DIST_EXTRA_CONFIG"] == a.box.Inside(file) {
+		old, _ := os.ReadFile(file)
+		have = string(old)
+	}
+	if err := os.WriteFile(file, []byte(have+text), 0o666); err == nil {
+		env["DIST_EXTRA_CONFIG"] = a.box.Inside(file)
+	}
 }
 
 // setuptools reports whether the build back-end takes setuptools' options.

@@ -2,8 +2,10 @@ package build
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/kiln-build/kiln/build/record"
@@ -136,7 +138,42 @@ func rowVariables(row matrix.Row, settings matrix.Settings) []string {
 		env["NVCC_THREADS"] = itoa(n)
 	}
 	maps.Copy(env, settings.Env)
+	if flags := strings.Join(stableMacros(&row), " "); flags != "" {
+		if row.TorchStable != "" {
+			env["TORCH_TARGET_VERSION"] = torchTarget(row.TorchStable)
+		}
+		// CFLAGS and CXXFLAGS would take the place of the flags of Python.
+		env["CPPFLAGS"] = strings.TrimSpace(env["CPPFLAGS"] + " " + flags)
+		if row.CUDA != "" {
+			env["NVCC_APPEND_FLAGS"] = strings.TrimSpace(env["NVCC_APPEND_FLAGS"] + " " + flags)
+		}
+	}
 	return sortedEnv(env)
+}
+
+// stableMacros are the compiler flags of a row for stable ABIs. Visual C++ takes none from variables
+// that nvcc and torch would read too: there, the package has to set them.
+func stableMacros(row *matrix.Row) []string {
+	var out []string
+	if strings.HasPrefix(row.Platform, "win") {
+		return nil
+	}
+	if row.TorchStable != "" {
+		out = append(out, "-DTORCH_TARGET_VERSION="+torchTarget(row.TorchStable))
+	}
+	if minor, err := strconv.Atoi(strings.TrimPrefix(row.ABI3, "3.")); err == nil {
+		out = append(out, fmt.Sprintf("-DPy_LIMITED_API=0x03%02x0000", minor))
+	}
+	return out
+}
+
+// torchTarget is a release as torch's headers compare it: 0x020a000000000000 for 2.10.
+func torchTarget(release string) string {
+	var part [3]int
+	for i, text := range strings.SplitN(release, ".", 3) {
+		part[i], _ = strconv.Atoi(text) // the plan checked it
+	}
+	return fmt.Sprintf("0x%02x%02x%02x0000000000", part[0], part[1], part[2])
 }
 
 func sortedEnv(env map[string]string) []string {

@@ -298,7 +298,7 @@ type Group struct {
 	// list of the run.
 	//
 	//	python: ["3.12", "3.13", "3.13t"]
-	Python OneOrMany[Version] `json:"python,omitempty" list:"nonempty"`
+	Python PythonAxis `json:"python,omitempty" list:"nonempty"`
 	// The CUDA toolkit versions. A group without `cuda` and `rocm` has no toolkit.
 	//
 	//	cuda: ["12.6.3", "12.8.1"]
@@ -310,7 +310,7 @@ type Group struct {
 	// The torch versions.
 	//
 	//	torch: ["2.8.0", "2.9.0"]
-	Torch OneOrMany[Version] `json:"torch,omitempty" list:"nonempty"`
+	Torch TorchAxis `json:"torch,omitempty" list:"nonempty"`
 	// Custom axes, by name.
 	//
 	//	axes:
@@ -354,7 +354,7 @@ type Single struct {
 	// The Python version.
 	//
 	//	python: "3.12"
-	Python Version `json:"python"`
+	Python PythonAxis `json:"python"`
 	// The CUDA toolkit version.
 	//
 	//	cuda: "12.1.0"
@@ -366,13 +366,43 @@ type Single struct {
 	// The torch version.
 	//
 	//	torch: "2.2.2"
-	Torch Version `json:"torch,omitempty"`
+	Torch TorchAxis `json:"torch,omitempty"`
 	// The values of custom axes.
 	//
 	//	axes: {blas: mkl}
 	Axes Map[Text] `json:"axes,omitempty"`
 
 	Shared
+	place
+}
+
+// TorchAxis is the torch versions of rows, or one row for a release and all later ones, as a map.
+//
+// Such a row is built with that release and uses only libtorch's stable ABI: `TORCH_TARGET_VERSION`
+// is defined, the build tag has no torch in it, the metadata require `torch>=2.10`, and the audit
+// refuses the wheel if it uses any other name of torch.
+type TorchAxis struct {
+	// The first torch release that the wheel is for.
+	//
+	//	stable: "2.10"
+	Stable Version `json:"stable"`
+
+	OneOrMany[Version]
+	place
+}
+
+// PythonAxis is the Python versions of rows, or one row for a version and all later ones, as a map.
+//
+// Such a row is built with that Python and uses only Python's stable ABI: `Py_LIMITED_API` is
+// defined, setuptools and scikit-build-core are told the tag (`cp310-abi3`), and the audit refuses
+// the wheel if it uses any other name of Python.
+type PythonAxis struct {
+	// The first Python version that the wheel is for.
+	//
+	//	abi3: "3.10"
+	ABI3 Version `json:"abi3"`
+
+	OneOrMany[Version]
 	place
 }
 

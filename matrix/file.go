@@ -199,6 +199,8 @@ type group struct {
 	shared  *Shared
 	place   place
 	single  bool // from include
+	// stable and abi3 are the first torch and Python that a row is for, in place of these axes.
+	stable, abi3 string
 
 	tag      template
 	tagPlace place
@@ -526,7 +528,7 @@ func (c *checker) group(p *pkg, spec *Group) *group {
 	g.add("os", spec.OS)
 	g.addGiven("cuda", texts(spec.CUDA))
 	g.addGiven("rocm", texts(spec.ROCm))
-	g.addGiven("torch", texts(spec.Torch))
+	g.addGiven("torch", c.torchAxis(g, &spec.Torch))
 	for _, a := range spec.Axes {
 		if !c.axisName(a.Key) {
 			continue
@@ -536,7 +538,7 @@ func (c *checker) group(p *pkg, spec *Group) *group {
 		}
 		g.add(a.Key.Value, a.Value)
 	}
-	g.add("python", texts(spec.Python))
+	g.add("python", c.pythonAxis(g, &spec.Python))
 	c.axes(g)
 	c.zip(g, spec.Zip)
 	g.exclude = c.rules(p, spec.Exclude)
@@ -563,18 +565,61 @@ func (c *checker) single(p *pkg, spec *Single) *group {
 	g.add("os", one(spec.OS))
 	g.addGiven("cuda", one(spec.CUDA.Text))
 	g.addGiven("rocm", one(spec.ROCm.Text))
-	g.addGiven("torch", one(spec.Torch.Text))
+	g.addGiven("torch", c.onlyOne(spec.Torch.place, spec.Torch.Stable.IsSet(), c.torchAxis(g, &spec.Torch)))
 	for _, a := range spec.Axes {
 		if c.axisName(a.Key) {
 			g.add(a.Key.Value, []Text{a.Value})
 		}
 	}
-	g.add("python", one(spec.Python.Text))
+	g.add("python", c.onlyOne(spec.Python.place, spec.Python.ABI3.IsSet(), c.pythonAxis(g, &spec.Python)))
 	c.axes(g)
 	c.zip(g, nil)
 	c.settings(p, g)
 	return g
 }
+
+// onlyOne reports a list where a row has one value.
+func (c *checker) onlyOne(axis place, isMap bool, values []Text) []Text {
+	if !isMap && len(values) > 0 && values[0].pos != axis.pos {
+		c.errorf(axis, "type", "write one value", "want one value, got a list")
+		return nil
+	}
+	return values
+}
+
+// torchAxis is the torch versions of a group. A row for the stable ABI is built with the first
+// release that it is for.
+func (c *checker) torchAxis(g *group, axis *TorchAxis) []Text {
+	v := axis.Stable.Text
+	if !v.IsSet() {
+		return texts(axis.OneOrMany)
+	}
+	if !torchRelease.MatchString(v.Value) {
+		c.errorf(v.place, "torch", `write it like "2.10"`, "%q is not a torch release", v.Value)
+		return nil
+	}
+	g.stable = v.Value
+	if strings.Count(v.Value, ".") == 1 {
+		v.Value += ".0"
+	}
+	return []Text{v}
+}
+
+// pythonAxis is the Python versions of a group.
+func (c *checker) pythonAxis(g *group, axis *PythonAxis) []Text {
+	v := axis.ABI3.Text
+	if !v.IsSet() {
+		return texts(axis.OneOrMany)
+	}
+	if strings.HasSuffix(v.Value, "t") {
+		c.errorf(v.place, "python", fmt.Sprintf("write %q", strings.TrimSuffix(v.Value, "t")), "free-threaded Python has no stable ABI")
+		return nil
+	}
+	g.abi3 = v.Value
+	return []Text{v}
+}
+
+var torchRelease = regexp.MustCompile(`^[0-9]+\.[0-9]+(\.[0-9]+)?$`)
 
 func texts(list []Version) []Text {
 	out := make([]Text, len(list))
@@ -663,6 +708,11 @@ func (c *checker) axes(g *group) {
 	if cuda, rocm := g.axis("cuda"), g.axis("rocm"); cuda != nil && rocm != nil {
 		c.errorf(rocm.values[0].place, "two-toolkits", "split it into two groups", "a row has CUDA or ROCm, not both")
 		c.related(cuda.values[0].place, "CUDA is given here")
+	}
+	for _, name := range []string{"torch", "python"} {
+		if one := map[string]string{"torch": g.stable, "python": g.abi3}[name]; one != "" && g.kind == KindSdist {
+			c.errorf(g.axis(name).values[0].place, "sdist-abi", "write the version alone", "an sdist row has no ABI")
+		}
 	}
 	if g.kind == KindSdist {
 		for _, name := range []string{"cuda", "rocm"} {
@@ -822,6 +872,11 @@ func (c *checker) settings(p *pkg, g *group) {
 	c.arch(p, s.Arch)
 	c.archFits(p, g)
 	c.wheelTag(s.WheelTag)
+	for _, tag := range []Text{s.WheelTag, p.spec.WheelTag} {
+		if g.abi3 != "" && tag.IsSet() {
+			c.errorf(tag.place, "wheel-tag", "remove one of them", "python: {abi3: %q} has its own tag, %s", g.abi3, abi3Tag(g.abi3))
+		}
+	}
 	if s.Platform.IsSet() {
 		if tags, err := wheel.ParseTag("py3-none-" + s.Platform.Value); err != nil || len(tags) != 1 || tags[0].Platform != s.Platform.Value {
 			c.errorf(s.Platform.place, "platform", `write it like "linux_x86_64"`, "%q is not a wheel platform tag", s.Platform.Value)

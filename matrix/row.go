@@ -35,6 +35,10 @@ type Row struct {
 	Axes     Axes   // values of custom axes
 	BuildTag string // as written, with its plus sign: +cu128-torch2.9.0
 	WheelTag string // python and abi tag: cp313-cp313
+	// TorchStable and ABI3 are the first torch and Python that the wheel is for, if it is for all
+	// later ones too: 2.10 and 3.10. Torch and Python are what it is built with.
+	TorchStable string
+	ABI3        string
 }
 
 // Axes holds the values of custom axes as "name=value" pairs, sorted by name and
@@ -165,19 +169,27 @@ func (r *Row) makeID() string {
 	if variant == "" {
 		variant = "cpu"
 	}
-	if r.Torch != "" {
+	toolkit := variant
+	switch {
+	case r.TorchStable != "":
+		variant += "-stable" + r.TorchStable
+	case r.Torch != "":
 		variant += "-torch" + r.Torch
 	}
 	b.WriteByte('-')
 	b.WriteString(variant)
 	// A tag that says the same and more is not said twice.
-	if tag := strings.TrimPrefix(r.BuildTag, "+"); tag != "" && tag != variant {
+	if tag := strings.TrimPrefix(r.BuildTag, "+"); r.TorchStable != "" && tag == toolkit {
+	} else if tag := strings.TrimPrefix(r.BuildTag, "+"); tag != "" && tag != variant {
 		b.WriteByte('-')
 		b.WriteString(strings.TrimPrefix(tag, variant+"-"))
 	}
 	b.WriteByte('-')
 	python, abi, _ := strings.Cut(r.WheelTag, "-")
-	if own := pythonTag(r.Python); own != abi {
+	if own := pythonTag(r.Python); r.ABI3 != "" {
+		b.WriteString(python)
+		b.WriteByte('-')
+	} else if own != abi {
 		// The limited API: the interpreter still tells the rows apart.
 		b.WriteString(own)
 		b.WriteByte('-')
@@ -199,6 +211,9 @@ func wheelTag(python string) string {
 	return strings.TrimSuffix(abi, "t") + "-" + abi
 }
 
+// abi3Tag returns the tags of a wheel for a Python and all later ones.
+func abi3Tag(python string) string { return pythonTag(python) + "-abi3" }
+
 // rowJSON is the form of a row in `kiln plan --json`.
 type rowJSON struct {
 	ID         string            `json:"id"`
@@ -219,16 +234,20 @@ type rowJSON struct {
 	WheelTag   string            `json:"wheel_tag"`
 	Files      []string          `json:"files"`
 	Digest     string            `json:"digest"`
+	// Few rows have them.
+	TorchStable string `json:"torch_stable,omitempty"`
+	ABI3        string `json:"abi3,omitempty"`
 }
 
 // MarshalJSON writes the row with its derived values. Values that a row does not
-// have are empty texts, never absent.
+// have are empty texts, never absent, but for those of the stable ABIs.
 func (r Row) MarshalJSON() ([]byte, error) {
 	toolkit, _ := r.Toolkit()
 	return json.Marshal(rowJSON{
 		ID: r.ID, Kind: r.Kind, Package: r.Package, Version: r.Version, OS: r.OS, Platform: r.Platform,
 		Python: r.Python, Toolkit: toolkit, CUDA: r.CUDA, ROCm: r.ROCm, Torch: r.Torch, TorchIndex: r.TorchIndex(),
 		Arch: r.Arch, Axes: r.Axes.Map(), BuildTag: r.BuildTag, WheelTag: r.WheelTag, Files: r.Files(), Digest: r.Digest,
+		TorchStable: r.TorchStable, ABI3: r.ABI3,
 	})
 }
 
@@ -241,6 +260,7 @@ func (r *Row) UnmarshalJSON(text []byte) error {
 	*r = Row{
 		ID: v.ID, Digest: v.Digest, Package: v.Package, Version: v.Version, Kind: v.Kind, OS: v.OS, Platform: v.Platform, Python: v.Python,
 		CUDA: v.CUDA, ROCm: v.ROCm, Torch: v.Torch, Arch: v.Arch, BuildTag: v.BuildTag, WheelTag: v.WheelTag,
+		TorchStable: v.TorchStable, ABI3: v.ABI3,
 	}
 	for i, name := range slices.Sorted(maps.Keys(v.Axes)) {
 		if i > 0 {

@@ -180,7 +180,7 @@ func newRowBuilder(g *boundGroup) *rowBuilder {
 // a template gives the row no valid build tag or image.
 func (b *rowBuilder) row(at []int) (Row, *diag.Diagnostic) {
 	g := b.g
-	r := Row{Package: g.pkg.name, Kind: g.kind}
+	r := Row{Package: g.pkg.name, Kind: g.kind, TorchStable: g.stable, ABI3: g.abi3}
 	for i := range g.axes {
 		v := g.axes[i].values[at[b.dimOf[i]]].Value
 		switch g.axes[i].name {
@@ -212,7 +212,10 @@ func (b *rowBuilder) row(at []int) (Row, *diag.Diagnostic) {
 	if r.Kind == KindWheel {
 		r.Arch = b.archOf(&r)
 		r.WheelTag = firstSet(g.shared.WheelTag, g.pkg.spec.WheelTag)
-		if r.WheelTag == "" {
+		switch {
+		case g.abi3 != "":
+			r.WheelTag = abi3Tag(g.abi3)
+		case r.WheelTag == "":
 			r.WheelTag = wheelTag(r.Python)
 		}
 		if g.tagIsOwn || r.CUDA != "" || r.ROCm != "" {
@@ -257,6 +260,9 @@ func (b *rowBuilder) buildTag(r *Row) (string, *diag.Diagnostic) {
 	unknown := false
 	tag := b.g.tag.renderTag(func(name string) string {
 		v := b.value(r, name)
+		if r.TorchStable != "" && strings.HasPrefix(name, "torch") {
+			v = "" // the wheel is for others, too
+		}
 		unknown = unknown || name == "cxx11abi" && v == ""
 		return v
 	})
@@ -393,6 +399,9 @@ func (b *rowBuilder) digest(r *Row) string {
 		string(r.Axes), r.BuildTag, r.WheelTag,
 	} {
 		field(s)
+	}
+	if r.TorchStable != "" || r.ABI3 != "" {
+		field("stable " + r.TorchStable + " abi3 " + r.ABI3)
 	}
 	field(b.pick(r, b.g.image))
 	field(b.ref(r))

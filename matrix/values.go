@@ -283,6 +283,26 @@ func (k *WorkflowKiln) decodeNode(d *decoder, n *yaml.Node) {
 	d.value(n, &k.Version)
 }
 
+// decodeNode reads versions, or a map.
+func (t *TorchAxis) decodeNode(d *decoder, n *yaml.Node) {
+	if n.Kind == yaml.MappingNode {
+		d.structure(n, reflect.ValueOf(t).Elem())
+		return
+	}
+	t.place = d.place(n)
+	t.OneOrMany.decodeNode(d, n)
+}
+
+// decodeNode reads versions, or a map.
+func (p *PythonAxis) decodeNode(d *decoder, n *yaml.Node) {
+	if n.Kind == yaml.MappingNode {
+		d.structure(n, reflect.ValueOf(p).Elem())
+		return
+	}
+	p.place = d.place(n)
+	p.OneOrMany.decodeNode(d, n)
+}
+
 // with returns the test with what other sets.
 func (t Test) with(other Test) Test {
 	if other.Kind.IsSet() {

@@ -13,6 +13,7 @@ import (
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/matrix"
+	"github.com/kiln-build/kiln/wheel"
 )
 
 // Audits says what is inside the wheels that enter an index. The report in the record of a build
@@ -76,12 +77,29 @@ func recordFacts(r *record.Record) index.Facts {
 func rowCoordinates(row *matrix.Row, linked bool) (c index.Coordinates) {
 	if linked && row.Torch != "" {
 		c.Torch = []string{compat.Minor(row.Torch)}
+		if row.TorchStable != "" {
+			c.Torch = torchesFrom(compat.Minor(row.TorchStable))
+		}
 		c.Toolkit = "cpu"
 	}
 	if tag := compat.ToolkitTag(row.CUDA, row.ROCm); tag != "" {
 		c.Toolkit = tag
 	}
 	return c
+}
+
+// torchesFrom are the releases of torch on record from one on.
+func torchesFrom(minor string) []string {
+	list := []string{minor}
+	from, err := wheel.ParseVersion(minor)
+	for _, version := range audit.Builtins() {
+		public, _, _ := strings.Cut(version, "+")
+		next := compat.Minor(public)
+		if v, bad := wheel.ParseVersion(next); err == nil && bad == nil && v.Compare(from) > 0 && !slices.Contains(list, next) {
+			list = append(list, next)
+		}
+	}
+	return list
 }
 
 // usesTorch reports whether a library of the wheel is linked with torch's.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -22,7 +23,7 @@ import (
 type auditFlags struct {
 	torch, arch, gfx, python, platform string
 	modules, severity                  []string
-	explain                            string
+	explain, torchStable               string
 	quick, noTable, asJSON, verbose    bool
 	stable                             bool
 }
@@ -57,10 +58,12 @@ The rules, with causes and fixes, are in docs/audit.md; --severity changes how m
 	flags.BoolVar(&f.quick, "no-digests", false, "do not compare contents with RECORD, and leave all but native files unread")
 	flags.BoolVar(&f.noTable, "no-table", false, "do not try every torch on record")
 	flags.StringVar(&f.explain, "explain", "", "say only why wheels load with this torch or not: `torch=2.13`")
+	flags.StringVar(&f.torchStable, "torch-stable", "", "refuse what is not for this torch `release` and all later ones by libtorch's stable ABI, such as 2.10")
 	flags.BoolVar(&f.stable, "stable", false, "list what keeps wheels off libtorch's stable ABI, where it is used, and what replaces it")
 	cmd.MarkFlagsMutuallyExclusive("explain", "stable")
 	cmd.MarkFlagsMutuallyExclusive("explain", "no-table")
 	cmd.MarkFlagsMutuallyExclusive("stable", "no-table")
+	cmd.MarkFlagsMutuallyExclusive("torch-stable", "no-table")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "show notes, causes, and every native file")
 	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
 	complete(cmd, "torch", audit.Builtins()...)
@@ -69,8 +72,13 @@ The rules, with causes and fixes, are in docs/audit.md; --severity changes how m
 }
 
 func (f *auditFlags) options(cmd *cobra.Command) (audit.Options, error) {
-	opts := audit.Options{Python: f.python, Platform: f.platform, Modules: f.modules, SkipDigests: f.quick, NoTable: f.noTable, Places: f.stable}
+	opts := audit.Options{Python: f.python, Platform: f.platform, Modules: f.modules, SkipDigests: f.quick, NoTable: f.noTable, Places: f.stable, TorchStable: f.torchStable}
 	var err error
+	if f.torchStable != "" && !slices.ContainsFunc(audit.Builtins(), func(v string) bool {
+		return strings.HasPrefix(v, f.torchStable+".") || strings.HasPrefix(v, f.torchStable+"+")
+	}) {
+		return opts, fmt.Errorf("--torch-stable %q: not a release on record, such as 2.10", f.torchStable)
+	}
 	if opts.Archs, err = compat.ParseArchList(f.arch); err != nil {
 		return opts, fmt.Errorf("--arch: %w", err)
 	}

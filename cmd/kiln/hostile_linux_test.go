@@ -151,6 +151,7 @@ func TestTerminal(t *testing.T) {
 		{"audit", evil + ".whl"},
 		{"audit", "demo-1.0-py3-none-any.whl"},
 		{"audit", "rules", evil},
+		{"audit", "demo-1.0-py3-none-any.whl", "--torch-stable", evil},
 		{"audit", "snapshot", "no" + evil},
 		{"verify", evil + ".whl"},
 		{"verify", "good-1.0-py3-none-any.whl"},

@@ -320,14 +320,17 @@ func planJSON(p *planned, makespan *planMakespan) any {
 		Settings   map[string]matrix.Settings `json:"settings"`
 		Skipped    []matrix.Skip              `json:"skipped"`
 		Unselected int                        `json:"unselected"`
-		Counts     map[string]map[string]int  `json:"counts"`
-		Estimate   matrix.Estimate            `json:"estimate"`
-		Makespan   *planMakespan              `json:"makespan,omitempty"`
-		Findings   diag.List                  `json:"findings"`
+		// Served is how many combinations of torch and Python the rows are for.
+		Served   int                       `json:"served"`
+		Counts   map[string]map[string]int `json:"counts"`
+		Estimate matrix.Estimate           `json:"estimate"`
+		Makespan *planMakespan             `json:"makespan,omitempty"`
+		Findings diag.List                 `json:"findings"`
 		// Standing says of rows that dist/ has whether they are "built" or "stale".
 		Standing map[string]record.Standing `json:"standing,omitempty"`
 	}{
 		Format: "kiln-plan/1", File: p.file, Rows: rows, Settings: settings, Skipped: skipped, Unselected: p.plan.Unselected,
+		Served: p.plan.Served(p.table),
 		Counts: map[string]map[string]int{
 			"os": p.plan.Counts("os"), "toolkit": p.plan.CountedToolkits(), "torch": p.plan.Counts("torch"),
 			"python": p.plan.Counts("python"), "kind": p.plan.Counts("kind"), "package": p.plan.Counts("package"),
@@ -433,6 +436,10 @@ func (a *app) printPlan(p *planned) error {
 		summary += fmt.Sprintf(", %s not selected", units.Number(plan.Unselected))
 	}
 	fmt.Fprintln(w, summary)
+	if served := plan.Served(p.table); served > len(plan.Rows) {
+		fmt.Fprintf(w, "stable ABIs: %s combinations of torch and Python with %s, %s saved\n",
+			units.Number(served), units.Count(len(plan.Rows), "row"), units.Count(served-len(plan.Rows), "row"))
+	}
 	if len(plan.Rows) > 0 {
 		fmt.Fprintln(w, estimateLine(plan.Estimate))
 	}

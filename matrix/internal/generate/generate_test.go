@@ -127,6 +127,10 @@ func document(owner, example string) (string, error) {
 		if keys["python"] == nil {
 			body += "        python: \"3.12\"\n"
 		}
+	case "TorchAxis":
+		body = versions + "    matrix:\n      - torch:\n" + indent(12, "")
+	case "PythonAxis":
+		body = versions + "    matrix:\n      - python:\n" + indent(12, "")
 	case "Match":
 		body = versions + "    matrix:\n      - axes: {blas: [mkl, openblas]}\n        exclude:\n" + indent(12, "- ")
 		body += "    exclude:\n" + indent(8, "- ")

@@ -235,7 +235,7 @@ func inWords(src *source, e ast.Expr, r rule, nonempty, plural bool) (string, er
 	if p := partOf(name); p != nil {
 		word, _ := pick(p.one, p.many)
 		if short, ok := shortForms[name]; ok {
-			words, err := inWords(src, ast.NewIdent(short), rule{}, false, false)
+			words, err := inWords(src, shortType(short, r), r, nonempty, false)
 			return words + ", or a [" + word + "](#" + slug(p.heading) + ")", err
 		}
 		return "[" + word + "](#" + slug(p.heading) + ")", nil

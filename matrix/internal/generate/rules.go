@@ -124,6 +124,7 @@ type rule struct {
 	values   string // a key of spellings
 	keys     string // a key of spellings, for maps
 	nonempty bool   // lists inside a map have an element
+	one      bool   // no lists
 	words    string // what the manual calls the values, if not by their type
 }
 
@@ -155,12 +156,15 @@ var rules = map[string]rule{
 	"Group.Torch":   {values: "torchVersion"},
 	"Group.Axes":    {keys: "axisName", values: "axisValue", nonempty: true},
 
+	"TorchAxis.Stable": {values: "torchVersion"},
+	"PythonAxis.ABI3":  {values: "pythonVersion"},
+
 	"Single.Version": {values: "packageVersion"},
 	"Single.OS":      {values: "axisValue"},
-	"Single.Python":  {values: "pythonVersion"},
+	"Single.Python":  {values: "pythonVersion", one: true},
 	"Single.CUDA":    {values: "toolkitVersion"},
 	"Single.ROCm":    {values: "toolkitVersion"},
-	"Single.Torch":   {values: "torchVersion"},
+	"Single.Torch":   {values: "torchVersion", one: true},
 	"Single.Axes":    {keys: "axisName", values: "axisValue"},
 
 	"Shared.Arch":       {words: "architecture list or the name of one"},
@@ -185,8 +189,10 @@ var rules = map[string]rule{
 	"WorkflowKiln.SHA256": {values: "sha256"},
 }
 
-// shortForms are the structs that may be written as one word, with the type of that word.
-var shortForms = map[string]string{"Test": "TestKind", "WorkflowKiln": "Text"}
+// shortForms are the structs that may be written without a map, with the type of what is written.
+var shortForms = map[string]string{
+	"Test": "TestKind", "WorkflowKiln": "Text", "TorchAxis": "OneOrMany[Version]", "PythonAxis": "OneOrMany[Version]",
+}
 
 // defaults are the values that stand in for keys left out, where that is one fixed
 // value. The comment of the field must name it too.
@@ -307,6 +313,8 @@ var parts = []part{
 	{"Python", "Which Python is used", "python.", "`python`", "map", "maps"},
 	{"VersionFrom", "Version from a file", "version_from.", "`version_from`", "map", "maps"},
 	{"Group", "A group of rows", "matrix[].", "A group", "group", "groups"},
+	{"TorchAxis", "One wheel for many torch releases", "matrix[].torch.", "`torch` in a group or a row", "map", "maps"},
+	{"PythonAxis", "One wheel for many Pythons", "matrix[].python.", "`python` in a group or a row", "map", "maps"},
 	{"Match", "An exclude rule", "exclude[].", "A rule", "rule", "rules"},
 	{"Single", "A single row", "include[].", "An included row", "row", "rows"},
 	{"Build", "Build settings", "build.", "`build`", "map", "maps"},

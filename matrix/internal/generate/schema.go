@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"go/ast"
+	"go/parser"
 	"maps"
 	"regexp"
 	"slices"
@@ -186,10 +187,22 @@ func (b *schemaBuilder) typ(e ast.Expr, r rule, nonempty bool) (*jsonschema.Sche
 		b.defs[name] = s
 	}
 	if short, ok := shortForms[name]; ok {
-		word, err := b.typ(ast.NewIdent(short), rule{}, false)
+		word, err := b.typ(shortType(short, r), r, nonempty)
 		return &jsonschema.Schema{OneOf: []*jsonschema.Schema{word, ref(name)}}, err
 	}
 	return ref(name), nil
+}
+
+// shortType is a type of shortForms.
+func shortType(text string, r rule) ast.Expr {
+	if r.one {
+		text = strings.TrimSuffix(strings.TrimPrefix(text, "OneOrMany["), "]")
+	}
+	e, err := parser.ParseExpr(text)
+	if err != nil {
+		panic(err) // a mistake in rules.go
+	}
+	return e
 }
 
 func (b *schemaBuilder) mapOf(keys string, inner func() (*jsonschema.Schema, error)) (*jsonschema.Schema, error) {

@@ -289,6 +289,8 @@ type Platform struct {
 	// External are the needed libraries that no manylinux system promises and that are not
 	// in the wheel, sorted.
 	External []string `json:"external,omitempty"`
+	// Foreign are those of External that neither torch, CUDA, ROCm nor the driver brings.
+	Foreign []string `json:"foreign,omitempty"`
 }
 
 // requirements collects what the objects of a wheel need from a system.
@@ -400,6 +402,7 @@ func (r *requirements) platform() Platform {
 		}
 	}
 	slices.Sort(p.External)
+	p.Foreign = slices.DeleteFunc(slices.Clone(p.External), expectedOutside)
 	symbols, forbidden := r.symbolPolicy(list), r.forbiddenPolicy(list)
 	name := func(levels ...int) string {
 		best := 0

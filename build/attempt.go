@@ -47,6 +47,7 @@ type attempt struct {
 
 	box       sandbox.Box
 	openers   []sandbox.Box
+	hostTools []string        // folders of programs that kiln brings to the host
 	brought   []sandbox.Mount // programs and Python that kiln brings into the build environment
 	managed   *interpreter    // the Python of the build, if kiln brings it
 	noGit     bool            // the build environment has no git

@@ -32,10 +32,10 @@ func collect(ctx context.Context, a *attempt) error {
 			return err
 		}
 	}
-	if err := a.compareNames(names); err != nil {
+	if names, err = a.compareNames(names); err != nil {
 		return err
 	}
-	for _, name := range a.Files {
+	for _, name := range names {
 		file := filepath.Join(a.out(), name)
 		if strings.HasSuffix(name, ".whl") {
 			if file, err = a.collectWheel(ctx, file); err != nil {
@@ -76,34 +76,34 @@ func (a *attempt) addTag(ctx context.Context, names []string) ([]string, error) 
 	return names, nil
 }
 
-// compareNames says what is wrong with the set of files that came out.
-func (a *attempt) compareNames(names []string) error {
-	var missing, extra []string
+// compareNames says what is wrong with the set of files that came out, or returns them in the order
+// of the plan.
+func (a *attempt) compareNames(names []string) ([]string, error) {
+	var made, missing []string
+	extra := slices.Clone(names)
 	for _, want := range a.Files {
-		if !slices.Contains(names, want) {
+		i := slices.IndexFunc(extra, func(got string) bool { return a.Row.Made(want, got, a.Settings.Repair != "") })
+		if i < 0 {
 			missing = append(missing, want)
+			continue
 		}
-	}
-	for _, name := range names {
-		if !slices.Contains(a.Files, name) {
-			extra = append(extra, name)
-		}
+		made, extra = append(made, extra[i]), slices.Delete(extra, i, i+1)
 	}
 	switch {
 	case len(missing) == 0 && len(extra) == 0:
-		return nil
+		return made, nil
 	case len(names) == 0:
-		return fault("no-wheel", "the build made no file", "look into the log: the front-end ended without an error and without a result", "want %s", strings.Join(a.Files, ", "))
+		return nil, fault("no-wheel", "the build made no file", "look into the log: the front-end ended without an error and without a result", "want %s", strings.Join(a.Files, ", "))
 	case len(missing) == 0:
-		return fault("several-wheels", "the build made more than its own files",
+		return nil, fault("several-wheels", "the build made more than its own files",
 			"the front-end must not collect dependencies; remove such arguments from build_args", "besides %s there is %s", strings.Join(a.Files, ", "), strings.Join(extra, ", "))
 	}
 	if len(missing) == 1 && len(extra) == 1 && a.Row.Kind == matrix.KindWheel {
 		if err := a.explainName(missing[0], extra[0]); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return fault("wrong-name", "the build made another file", "correct versions, local_version or wheel_tag in packages.yml", "want %s, got %s", strings.Join(missing, ", "), strings.Join(extra, ", "))
+	return nil, fault("wrong-name", "the build made another file", "correct versions, local_version or wheel_tag in packages.yml", "want %s, got %s", strings.Join(missing, ", "), strings.Join(extra, ", "))
 }
 
 // explainName says which part of a wheel's name differs and what that means.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
+	"github.com/kiln-build/kiln/matrix"
 )
 
 // compile runs the front-end.
@@ -111,11 +112,15 @@ func (a *attempt) plainEnv() map[string]string {
 			env["ROCM_PATH"] = home
 		}
 	}
+	a.rustEnv(env)
 	if a.tools.CXX != "" {
 		env["CXX"], env["CC"] = a.tools.CXX, a.tools.CC
 	}
 	if a.try.Shrink > 0 {
 		env["NVCC_THREADS"] = "1"
+	}
+	if len(a.Torch) > 0 {
+		env["TORCH_NO_COMPILER_WRAPPER"] = "1" // torch would call any ccache by itself, in its own way
 	}
 	if a.noGit && a.Source.Kind != "index" && a.Source.Kind != "sdist" {
 		// Back-ends that ask git for the version cannot here. The files must have this version in
@@ -140,6 +145,26 @@ func (a *attempt) plainEnv() map[string]string {
 		}
 	}
 	return env
+}
+
+// rustEnv lets cargo work with the row's empty HOME: crates come once for all rows, and rustup's
+// programs find the compiler, which is where the user has it.
+func (a *attempt) rustEnv(env map[string]string) {
+	set := func(name string) bool {
+		return slices.ContainsFunc(a.box.Env(), func(pair string) bool { return strings.HasPrefix(pair, name+"=") })
+	}
+	if !set("CARGO_HOME") { // of an image
+		env["CARGO_HOME"] = join(a.box, a.box.Inside(a.builder.cacheDir()), "cargo")
+	}
+	if host := a.builder.Host; a.onHost() && host != nil {
+		home := host.Getenv("RUSTUP_HOME")
+		if home == "" {
+			home = filepath.Join(host.Getenv("HOME"), ".rustup")
+		}
+		if info, err := os.Stat(home); err == nil && info.IsDir() && filepath.IsAbs(home) {
+			env["RUSTUP_HOME"] = home
+		}
+	}
 }
 
 // frontend returns the command that builds. It may add to env.
@@ -171,19 +196,14 @@ func (a *attempt) frontend(env map[string]string) []string {
 		}
 	case "uv":
 		argv = []string{join(a.box, venvBin(a.box, a.venv), exe(a.box, "uv")), "build", "--offline", "--python", python, "--out-dir", out}
-		if a.Row.Kind == "wheel" {
-			argv = append(argv, "--wheel")
-		}
+		argv = append(argv, a.alone()...)
 		if !a.Settings.Isolation {
 			argv = append(argv, "--no-build-isolation")
 		} else {
 			argv = slices.DeleteFunc(argv, func(w string) bool { return w == "--offline" })
 		}
 	default:
-		argv = []string{python, "-m", "build", "--outdir", out}
-		if a.Row.Kind == "wheel" {
-			argv = append(argv, "--wheel")
-		}
+		argv = append([]string{python, "-m", "build", "--outdir", out}, a.alone()...)
 		if !a.Settings.Isolation {
 			argv = append(argv, "--no-isolation")
 		}
@@ -222,6 +242,17 @@ func (a *attempt) configure(env map[string]string, text string) {
 	if err := os.WriteFile(file, []byte(have+text), 0o666); err == nil {
 		env["DIST_EXTRA_CONFIG"] = a.box.Inside(file)
 	}
+}
+
+// alone is the argument of build and uv for a row that makes one file.
+func (a *attempt) alone() []string {
+	switch {
+	case a.Row.Kind == matrix.KindWheel:
+		return []string{"--wheel"}
+	case a.Row.WheelTag == matrix.NoWheel:
+		return []string{"--sdist"}
+	}
+	return nil
 }
 
 // setuptools reports whether the build back-end takes setuptools' options.

@@ -145,6 +145,9 @@ func (a *attempt) baseEnv(box sandbox.Box, pathDirs ...string) map[string]string
 
 // searchPath returns the folders of programs: those that the image names, or the host's.
 func (a *attempt) searchPath(box sandbox.Box) []string {
+	if a.onHost() && box == a.box {
+		return slices.Concat(a.hostTools, a.builder.searchPath())
+	}
 	if a.onHost() {
 		return a.builder.searchPath()
 	}

@@ -325,15 +325,15 @@ func (e *environment) noPython(found []string, managed error) error {
 	return err
 }
 
-// bringPrograms fetches what the image lacks for a build: ninja where torch's builder needs it, and
-// ccache where compiles are shared. Going without is worse only in speed, so that a program which
+// bringPrograms fetches what the environment lacks for a build: ninja where torch's builder needs it
+// in an image, and ccache where compiles are shared. Going without is worse only in speed, so that a program which
 // cannot be had is no error here.
 func (e *environment) bringPrograms(ctx context.Context) ([]sandbox.Mount, error) {
-	if !e.builds || e.onHost() || !e.Native {
+	if !e.builds || !e.Native || onWindows(e.box) {
 		return nil, nil
 	}
 	var wanted []string
-	if e.seen.missing["ninja"] && len(e.Torch) > 0 && !slices.ContainsFunc(e.Deps, isNinja) {
+	if e.seen.missing["ninja"] && len(e.Torch) > 0 && !e.onHost() && !slices.ContainsFunc(e.Deps, isNinja) {
 		wanted = append(wanted, "ninja")
 	}
 	if e.seen.missing["ccache"] && e.builder.share != nil {
@@ -345,10 +345,14 @@ func (e *environment) bringPrograms(ctx context.Context) ([]sandbox.Mount, error
 			return nil, err
 		}
 		if err != nil {
-			e.warn("%s has no %s, and kiln could not bring one: %v", e.place(), name, err)
+			e.warn("%s has no %s, and kiln could not bring one: %v; on Debian and Ubuntu: apt-get install %s", e.place(), name, err, name)
 			continue
 		}
 		fmt.Fprintf(e.log, "%s has no %s: using %s\n", e.place(), name, file)
+		if e.onHost() {
+			e.hostTools = append(e.hostTools, filepath.Dir(file))
+			continue
+		}
 		e.brought = append(e.brought, sandbox.Mount{Host: file, Inside: path.Join(insideTools, name), ReadOnly: true})
 	}
 	return e.brought, nil

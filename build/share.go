@@ -118,15 +118,33 @@ func newSharing(ctx context.Context, a *attempt, env map[string]string) (*sharin
 		Program: a.box.Inside(a.builder.Kiln), Path: strings.Split(env["PATH"], ":"), Bin: path.Join(inside, "bin"), Map: mappings,
 		HostCompiler: a.tools.CXX, Memo: path.Join(a.box.Inside(a.builder.cacheDir()), "compilers"), Temp: path.Join(inside, "tmp"),
 	}
+	search.Passes, search.Work = path.Join(inside, "passes"), a.box.Inside(a.work)
+	if home := a.tools.CUDAHome; home != "" && !onWindows(a.box) {
+		search.CUDAHome, search.CUDALinks = home, path.Join(inside, "cuda")
+	}
 	if err := s.inBox(ctx, "setup", search, &s.found); err != nil {
 		return nil, err
+	}
+	if _, ok := s.found.Tools["nvcc"]; ok && search.CUDALinks != "" {
+		real := search.CUDAHome
+		for _, m := range mappings {
+			if rest, ok := strings.CutPrefix(real, m.From+"/"); ok {
+				real = m.To + "/" + rest
+			}
+		}
+		mappings = append([]launcher.Mapping{{From: search.CUDALinks, To: real}}, mappings...)
+		for _, name := range []string{"CUDA_HOME", "CUDA_PATH"} {
+			if env[name] == search.CUDAHome {
+				env[name] = search.CUDALinks
+			}
+		}
 	}
 	per := a.Settings.Resources.MemoryPerJobBytes
 	if per == 0 {
 		per = defaultMemoryPerJob
 	}
 	s.config = &launcher.Config{
-		Row: a.Row.ID, Package: a.Row.Package, Version: a.Row.Version, Work: a.box.Inside(a.work), Bin: search.Bin, Tools: s.found.Tools,
+		Row: a.Row.ID, Package: a.Row.Package, Version: a.Row.Version, Work: a.box.Inside(a.work), Bin: search.Bin, Passes: search.Passes, Place: s.found.Place, Program: search.Program, Tools: s.found.Tools,
 		CCache: s.found.CCache, CacheDir: cache, CacheBytes: a.builder.CacheBytes, MemoryBytes: per, Map: mappings,
 		Calls: path.Join(inside, callsName), Deps: path.Join(inside, "deps"), Temp: path.Join(inside, "tmp"),
 	}
@@ -142,9 +160,12 @@ func newSharing(ctx context.Context, a *attempt, env map[string]string) (*sharin
 	}
 	env[launcher.ConfigEnv] = a.box.Inside(s.launcherConfig())
 	env["PATH"] = search.Bin + ":" + env["PATH"]
+	if env[launcher.PassVariable] == "" {
+		env[launcher.PassVariable] = search.Passes
+	}
 	nameLaunchers(&a.Row, env, s.found.Tools, search.Bin)
 	if s.found.CCache == "" {
-		fmt.Fprintf(a.log, "compiles are not shared: there is no ccache of version %d.%d or newer in %s\n", share.LeastCCache[0], share.LeastCCache[1], a.where())
+		a.warn("compiles are not shared: there is no ccache of version %d.%d or newer in %s; on Debian and Ubuntu: apt-get install ccache", share.LeastCCache[0], share.LeastCCache[1], a.where())
 	}
 	return s, nil
 }
@@ -301,6 +322,9 @@ func (s *sharing) verify(ctx context.Context, records []launcher.Entry) error {
 				argv[j] = s.box.Inside(fresh) + ".d"
 			}
 		}
+		if r.Place != "" {
+			argv = launcher.At(s.config.Program, s.config.Work, argv)
+		}
 		dir := s.outside(r.Dir)
 		if dir == "" {
 			return fmt.Errorf("verify %s: it was compiled in %s, outside of the row's folder", r.Source, r.Dir)
@@ -308,7 +332,7 @@ func (s *sharing) verify(ctx context.Context, records []launcher.Entry) error {
 		if _, err := s.command(ctx, s.box, sandbox.Command{Argv: argv, Dir: dir, Env: sortedEnv(s.plain)}); err != nil {
 			return err
 		}
-		verdict, err := share.CompareObjects(s.outside(r.Kept), fresh)
+		verdict, err := share.CompareObjects(s.outside(r.Kept), fresh, r.Place != "" || launcher.LineTables(r.Args))
 		if err != nil {
 			return fmt.Errorf("verify %s: %w", r.Source, err)
 		}

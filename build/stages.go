@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +39,8 @@ var stages = []stage{
 	{"compile", "building the wheel", true, compile},
 	// Takes exactly the files that the row promises and looks at what they are.
 	{"collect", "collecting the files", true, collect},
+	// Copies foreign libraries into the wheel, and gives it the platform tag that is true.
+	{"repair", "repairing the wheel", true, repair},
 	// Reads the binaries: will this load on the machine it is meant for.
 	{"audit", "auditing the wheel", false, auditWheel},
 	// Installs and imports the wheel in an environment without compilers.
@@ -94,7 +97,17 @@ func fetch(ctx context.Context, a *attempt) error {
 			return err
 		}
 	}
-	return nil
+	return sameTimes(a.source(), epoch)
+}
+
+// sameTimes gives all files of a source one time: compilers write times of files into line tables.
+func sameTimes(dir string, to time.Time) error {
+	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		return os.Chtimes(name, to, to)
+	})
 }
 
 // patch replaces text in one file of the source copy. Changing nothing is an error.

@@ -41,6 +41,9 @@ func Variables(row matrix.Row, settings matrix.Settings) []Variable {
 		{"PIP_PROGRESS_BAR", "off", "kiln"},
 		{"PIP_ROOT_USER_ACTION", "ignore", "kiln"},
 		{"PIP_CACHE_DIR", "a folder of kiln's", "machine"},
+		{"CARGO_HOME", "a folder of kiln's, unless the image has one", "machine"},
+		{"RUSTUP_HOME", "rustup's folder, on the host if there is one", "machine"},
+		{"COMPILER_PATH", "a folder of the compiler launcher", "machine"},
 		{"KILN_LAUNCHER", "the settings of the compiler launcher", "machine"},
 		{"PATH", "compiler launcher, virtual environment, toolkit, then the folders of the system", "machine"},
 		{"HOME", "an empty folder of the row", "machine"},
@@ -49,8 +52,11 @@ func Variables(row matrix.Row, settings matrix.Settings) []Variable {
 		{"MAX_JOBS", "compiler calls at once", "machine"},
 		{"SOURCE_DATE_EPOCH", "the time of the source", "machine"},
 	}...)
+	if row.Torch != "" {
+		add("TORCH_NO_COMPILER_WRAPPER", "1", "kiln")
+	}
 	if row.CUDA != "" {
-		add("CUDA_HOME", "the toolkit that preflight found", "machine")
+		add("CUDA_HOME", "the toolkit that preflight found, with the compiler launcher as nvcc", "machine")
 		add("CUDA_PATH", "the same", "machine")
 		add("PYTORCH_NVCC", "the compiler launcher", "machine")
 	}

@@ -126,6 +126,13 @@ type Package struct {
 	//
 	//	wheel_tag: cp39-abi3
 	WheelTag Text `json:"wheel_tag,omitempty"`
+	// What becomes of a Linux wheel after the build. With `auto`, libraries that no
+	// manylinux system promises are copied into it by auditwheel, and it gets the oldest
+	// manylinux tag that the audit proves; what torch, CUDA and the driver bring stays
+	// outside. The default is `off`: the wheel stays as it was built.
+	//
+	//	repair: auto
+	Repair Repair `json:"repair,omitempty"`
 	// Environment variables of the build. Values can contain the row's values in
 	// braces and can depend on the toolkit version. Write `{{` for a literal `{`.
 	//
@@ -338,7 +345,8 @@ type Group struct {
 // Single is one row of `include`. It has the keys of a group, with one value each.
 type Single struct {
 	// `wheel`, the default, or `sdist`: a source distribution and the pure wheel
-	// made from it, without a toolkit or a build tag.
+	// made from it, without a toolkit or a build tag; without the wheel if `wheel_tag`
+	// is `none`.
 	//
 	//	kind: sdist
 	//	python: "3.11"
@@ -466,10 +474,15 @@ type Shared struct {
 	//
 	//	local_version: "cpu"
 	LocalVersion Text `json:"local_version,omitempty"`
-	// The Python and ABI tags of these wheels.
+	// The Python and ABI tags of these wheels; `none` in a row of kind sdist makes the
+	// source distribution alone.
 	//
 	//	wheel_tag: py3-none
 	WheelTag Text `json:"wheel_tag,omitempty"`
+	// What becomes of these wheels after the build, in place of the package's.
+	//
+	//	repair: "off"
+	Repair Repair `json:"repair,omitempty"`
 	// Limits and estimates for a build of these rows. Keys that are not set here
 	// come from the package.
 	//

@@ -871,7 +871,9 @@ func (c *checker) settings(p *pkg, g *group) {
 	s := g.shared
 	c.arch(p, s.Arch)
 	c.archFits(p, g)
-	c.wheelTag(s.WheelTag)
+	if g.kind != KindSdist || s.WheelTag.Value != NoWheel {
+		c.wheelTag(s.WheelTag)
+	}
 	for _, tag := range []Text{s.WheelTag, p.spec.WheelTag} {
 		if g.abi3 != "" && tag.IsSet() {
 			c.errorf(tag.place, "wheel-tag", "remove one of them", "python: {abi3: %q} has its own tag, %s", g.abi3, abi3Tag(g.abi3))

@@ -34,7 +34,7 @@ type Row struct {
 	Arch     string // GPU architectures as written, or ""
 	Axes     Axes   // values of custom axes
 	BuildTag string // as written, with its plus sign: +cu128-torch2.9.0
-	WheelTag string // python and abi tag: cp313-cp313
+	WheelTag string // python and abi tag: cp313-cp313; NoWheel for an sdist alone
 	// TorchStable and ABI3 are the first torch and Python that the wheel is for, if it is for all
 	// later ones too: 2.10 and 3.10. Torch and Python are what it is built with.
 	TorchStable string
@@ -71,6 +71,9 @@ const (
 	KindWheel = "wheel"
 	KindSdist = "sdist"
 )
+
+// NoWheel is the wheel tag of an sdist row that makes no wheel.
+const NoWheel = "none"
 
 // Toolkit returns "cuda" or "rocm" with the version, or "none" and "".
 func (r *Row) Toolkit() (name, version string) {
@@ -118,13 +121,41 @@ func (r *Row) Axis(name string) string {
 }
 
 // Files returns the names of the files that the row must produce: one wheel, or for
-// an sdist row the source distribution and the pure wheel made from it.
+// an sdist row the source distribution and the pure wheel made from it. See Made for what is known
+// only after the build.
 func (r *Row) Files() []string {
 	stem := wheel.FileName(r.Package) + "-" + r.Version
+	if r.Kind == KindSdist && r.WheelTag == NoWheel {
+		return []string{stem + ".tar.gz"}
+	}
 	if r.Kind == KindSdist {
 		return []string{stem + ".tar.gz", stem + "-py3-none-any.whl"}
 	}
 	return []string{stem + normalLocal(r.BuildTag) + "-" + r.WheelTag + "-" + r.Platform + ".whl"}
+}
+
+// Made reports whether a file is the one that Files calls want, as far as that can be known before
+// the build: a pure wheel may be for Python 2 too, and a repaired one has the platform that was
+// proved.
+func (r *Row) Made(want, got string, repaired bool) bool {
+	if want == got {
+		return true
+	}
+	w, err := wheel.ParseFilename(want)
+	if err != nil {
+		return false
+	}
+	g, err := wheel.ParseFilename(got)
+	if err != nil || g.Name != w.Name || g.Version.String() != w.Version.String() || g.Build != w.Build || !slices.Equal(g.ABI, w.ABI) {
+		return false
+	}
+	if r.Kind == KindSdist {
+		return slices.Contains(g.Python, "py3") && slices.Equal(g.Platform, w.Platform)
+	}
+	_, arch, linux := strings.Cut(r.Platform, "linux_")
+	return repaired && linux && slices.Equal(g.Python, w.Python) && !slices.ContainsFunc(g.Platform, func(tag string) bool {
+		return !strings.Contains(tag, "linux") || !strings.HasSuffix(tag, "_"+arch)
+	})
 }
 
 // CanBuild reports whether kiln builds wheels for a platform tag.

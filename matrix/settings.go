@@ -35,6 +35,7 @@ type Settings struct {
 	Patches        []PatchSettings     `json:"patches,omitempty"`
 	CUDACheck      string              `json:"cuda_check"` // strict or bypass
 	RuntimeTorch   string              `json:"runtime_torch"`
+	Repair         string              `json:"repair,omitempty"` // "" or auto
 
 	// What follows does not affect the built files.
 
@@ -207,6 +208,9 @@ func (b *rowBuilder) row(at []int) (Row, *diag.Diagnostic) {
 	if r.Platform = g.shared.Platform.Value; r.Platform == "" {
 		p, _ := g.compat.Platform(r.OS)
 		r.Platform = p.Tag
+	}
+	if r.Kind == KindSdist && g.shared.WheelTag.Value == NoWheel {
+		r.WheelTag = NoWheel
 	}
 	var problem *diag.Diagnostic
 	if r.Kind == KindWheel {
@@ -499,6 +503,9 @@ func sharedSettings(g *boundGroup) Settings {
 	}
 	if spec.RuntimeTorch.IsSet() {
 		s.RuntimeTorch = spec.RuntimeTorch.Value
+	}
+	if s.Repair = firstSet(g.shared.Repair.Text, spec.Repair.Text); s.Repair == "off" {
+		s.Repair = ""
 	}
 	if spec.Build.CUDACheck.IsSet() {
 		s.CUDACheck = spec.Build.CUDACheck.Value

@@ -83,6 +83,8 @@ type (
 	Frontend struct{ Text }
 	// RuntimeTorch says how far a wheel's metadata is tied to its torch.
 	RuntimeTorch struct{ Text }
+	// Repair says what becomes of a wheel after the build.
+	Repair struct{ Text }
 	// CUDACheck says what becomes of torch's comparison of CUDA versions.
 	CUDACheck struct{ Text }
 	// PythonSource says which interpreters may be used.
@@ -134,6 +136,7 @@ type ToolkitCase[T any] struct {
 func (Kind) choices() []string         { return []string{"wheel", "sdist"} }
 func (Frontend) choices() []string     { return []string{"build", "pip", "uv"} }
 func (RuntimeTorch) choices() []string { return []string{"any", "minor", "exact"} }
+func (Repair) choices() []string       { return []string{"off", "auto"} }
 func (CUDACheck) choices() []string    { return []string{"strict", "bypass"} }
 func (PythonSource) choices() []string { return []string{"image", "managed"} }
 func (AuditSeverity) choices() []string {
@@ -255,6 +258,7 @@ func (t *Duration) decodeNode(d *decoder, n *yaml.Node) {
 func (k *Kind) decodeNode(d *decoder, n *yaml.Node)         { d.choice(n, &k.Text, k.choices()) }
 func (f *Frontend) decodeNode(d *decoder, n *yaml.Node)     { d.choice(n, &f.Text, f.choices()) }
 func (r *RuntimeTorch) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &r.Text, r.choices()) }
+func (r *Repair) decodeNode(d *decoder, n *yaml.Node)       { d.choice(n, &r.Text, r.choices()) }
 func (u *CUDACheck) decodeNode(d *decoder, n *yaml.Node)    { d.choice(n, &u.Text, u.choices()) }
 
 func (p *PythonSource) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &p.Text, p.choices()) }

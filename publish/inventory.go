@@ -172,9 +172,10 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 	for _, f := range built.Files {
 		names = append(names, f.Name)
 	}
-	if !slices.Equal(slices.Sorted(slices.Values(names)), slices.Sorted(slices.Values(state.Files))) {
+	if !slices.EqualFunc(state.Files, names, func(want, got string) bool { return row.Made(want, got, built.Recipe.Settings.Repair != "") }) {
 		return end(RowRejected, "the record has the files %s", strings.Join(names, ", "))
 	}
+	state.Files = names
 	archs, warnings := "", built.Warnings
 	if report := built.Audit; report != nil {
 		if report.Worst() == audit.Error {

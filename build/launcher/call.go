@@ -280,9 +280,21 @@ func (c *call) nvccOption(name, value, arg string) {
 		if n, err := strconv.Atoi(arg[2:]); err == nil && n > 0 {
 			c.threads = n
 		}
-	case arg == "-lineinfo" || arg == "--generate-line-info" || arg == "-G" || arg == "--device-debug" || arg == "-g" || arg == "--debug":
+	case lineTables(arg):
 		c.debug = true
 	}
+}
+
+// LineTables reports whether arguments of nvcc make it write the paths and times of sources.
+func LineTables(args []string) bool { return slices.ContainsFunc(args, lineTables) }
+
+// lineTables reports whether an option of nvcc makes it write the paths of sources.
+func lineTables(arg string) bool {
+	switch arg {
+	case "-lineinfo", "--generate-line-info", "-G", "--device-debug", "-g", "--debug":
+		return true
+	}
+	return false
 }
 
 // hipOption looks at what hipcc, and clang behind it, know about GPUs.

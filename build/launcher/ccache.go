@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -49,7 +50,7 @@ func (c *ccache) compiler(call *call) string {
 // Sloppiness is empty. time_macros is not needed, since SOURCE_DATE_EPOCH fixes what __DATE__ and
 // __TIME__ are, and a file that uses them is not shared rather than shared wrongly; the others
 // allow changes that would be seen.
-func (c *ccache) environ(compiler string, call *call) []string {
+func (c *ccache) environ(compiler string, call *call, place string) []string {
 	env := []string{
 		"CCACHE_CONFIGPATH=/dev/null",
 		"CCACHE_DIR=" + c.CacheDir,
@@ -63,9 +64,9 @@ func (c *ccache) environ(compiler string, call *call) []string {
 		"CCACHE_NOHASHDIR=1",
 		"CCACHE_STATSLOG=" + c.temp("stats"),
 	}
-	if c.Work != CanonicalWork {
+	if c.Work != CanonicalWork && place == "" {
 		env = append(env, "CCACHE_BASEDIR="+c.Work)
-		if call.debug {
+		if c.debug(call) {
 			// nvcc writes whole paths into line tables, and cannot be told others: one folder, one
 			// cache.
 			env = append(env, "CCACHE_NAMESPACE="+fingerprint([]byte(c.Work)))
@@ -77,6 +78,15 @@ func (c *ccache) environ(compiler string, call *call) []string {
 		env = append(env, "CCACHE_REMOTE_STORAGE=http://127.0.0.1:"+strconv.Itoa(c.port)+r.Path+attributes(r))
 	}
 	return env
+}
+
+// debug reports whether nvcc writes folders into its output, as the call or its variables say.
+func (c *ccache) debug(call *call) bool {
+	if c.tool.Kind != NVCC {
+		return false
+	}
+	more := strings.Fields(getenv(c.env, "NVCC_PREPEND_FLAGS") + " " + getenv(c.env, "NVCC_APPEND_FLAGS"))
+	return call.debug || slices.ContainsFunc(more, lineTables)
 }
 
 // kind is what ccache calls the compiler: it does not know hipcc, which takes clang's arguments.

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path"
@@ -19,6 +20,8 @@ type depFile struct {
 	path   string // where the compiler writes it
 	kept   string // a copy for the record
 	target string // what the caller wants to read in it; "" if the caller wants no list
+	place  string // what the list calls the folder work; "" means as it is
+	work   string
 	device []byte // further lists for the record, of passes that the compiler's own does not name
 }
 
@@ -44,6 +47,12 @@ func (d depFile) finish() error {
 	text, err := os.ReadFile(d.path)
 	if err != nil {
 		return err
+	}
+	if d.place != "" {
+		text = bytes.ReplaceAll(text, []byte(d.place), []byte(d.work))
+		if err := os.WriteFile(d.path, text, 0o666); err != nil {
+			return err
+		}
 	}
 	rest, ok := strings.CutPrefix(strings.TrimLeft(string(text), " \n"), DepTarget)
 	if !ok || !strings.HasPrefix(strings.TrimLeft(rest, " "), ":") {

@@ -26,3 +26,15 @@ func killed(*os.ProcessState) bool { return false }
 func peakBytes(*os.ProcessState) int64 { return 0 }
 
 func killOrphans() {}
+
+const atWord, placedWord = "at", "placed"
+
+// At needs Linux.
+func At(_, _ string, argv []string) []string { return argv }
+
+// PlaceOf needs Linux.
+func PlaceOf(string, string) string { return "" }
+
+func at(string, []string) int { return 126 }
+
+func placedAt(string, []string) int { return 126 }

@@ -14,7 +14,8 @@
 // preprocessor is asked once more what the passes for GPUs read, and a digest of that decides too.
 //
 // What it does not do: cache anything itself, or decide how much may run at once. A package that
-// calls a compiler by a path of its own bypasses it, and is neither shared nor counted.
+// calls a compiler by a path of its own bypasses it: that is not shared, but written down; see
+// [PassVariable].
 package launcher
 
 import (
@@ -51,6 +52,11 @@ type Config struct {
 	// Work is the row's own folder, Bin the folder of links to this program.
 	Work string `json:"work"`
 	Bin  string `json:"bin"`
+	// Place is where compilers can be shown Work; "" if nowhere. Program is kiln, which does it.
+	Place   string `json:"place,omitempty"`
+	Program string `json:"program,omitempty"`
+	// Passes is a folder of links to this program under the names of passes; see [PassVariable].
+	Passes string `json:"passes,omitempty"`
 	// Tools are the compilers by the name that they are called by.
 	Tools map[string]Tool `json:"tools"`
 	// CCache is the path of ccache; empty means that there is none. CacheDir is its folder,
@@ -118,11 +124,25 @@ type Remote struct {
 // Main runs a compiler and exits, if a build has started this program under the name of one. Else
 // it returns. It belongs at the top of main: nothing may have been started before.
 func Main() {
+	if len(os.Args) > 4 && os.Args[1] == "launcher" {
+		switch os.Args[2] {
+		case atWord:
+			os.Exit(at(os.Args[3], os.Args[4:])) //nolint:forbidigo // A launcher is a program of its own.
+		case placedWord:
+			os.Exit(placedAt(os.Args[3], os.Args[4:])) //nolint:forbidigo // A launcher is a program of its own.
+		}
+	}
 	config := os.Getenv(ConfigEnv) //nolint:forbidigo // A launcher is a program of its own.
 	name := filepath.Base(os.Args[0])
 	// A program that inherited the variable is no launcher.
-	if config == "" || KindOf(name) == "" {
+	if config == "" || KindOf(name) == "" && !isPass(name) && !IsWrapper(name) {
 		return
+	}
+	if isPass(name) {
+		os.Exit(past(name, config)) //nolint:forbidigo // A launcher is a program of its own.
+	}
+	if IsWrapper(name) {
+		name = unwrap(name, config)
 	}
 	runtime.LockOSThread()        // for the death signal of the compiler
 	os.Exit(launch(name, config)) //nolint:forbidigo // A launcher is a program of its own.
@@ -194,7 +214,7 @@ func (c *Config) environ() []string {
 	for _, pair := range os.Environ() { //nolint:forbidigo // A launcher is a program of its own.
 		name, value, _ := strings.Cut(pair, "=")
 		switch {
-		case name == ConfigEnv || strings.HasPrefix(name, "CCACHE_"):
+		case name == ConfigEnv || strings.HasPrefix(name, "CCACHE_") || name == PassVariable && value == c.Passes:
 			continue
 		case name == "PATH":
 			dirs := slices.DeleteFunc(strings.Split(value, ":"), func(dir string) bool { return dir == c.Bin })
@@ -303,6 +323,8 @@ type compile struct {
 	cc      *ccache
 	deps    depFile
 	record  Entry
+	// place is where the row's folder is shown to the compiler; "" means where it is.
+	place string
 }
 
 // share turns the call into one of ccache. The function ends the way to the remote cache.
@@ -312,7 +334,22 @@ func (t *compile) share() (stop func(), err error) {
 	t.record.Compiler = t.cc.compiler(t.call)
 	t.record.Args = t.canonicalArgs(shared)
 	t.argv = slices.Concat([]string{t.CCache, t.tool.Path}, shared)
+	if t.cc.debug(t.call) && t.Config.Place != "" && t.Work != CanonicalWork && strings.HasPrefix(t.cwd+"/", t.Work+"/") {
+		t.place = t.Config.Place // else the folder is part of the key
+		t.record.Place = t.place
+		t.argv = placed(t.argv, t.Work, t.place)
+		t.deps.place, t.deps.work = t.place, t.Work
+	}
 	return t.cc.connect()
+}
+
+// placed names the row's folder as the compiler sees it.
+func placed(texts []string, work, place string) []string {
+	out := slices.Clone(texts)
+	for i := range out {
+		out[i] = strings.ReplaceAll(out[i], work, place)
+	}
+	return out
 }
 
 // execute runs what share has prepared, or the call as it came, and records how it went.
@@ -331,14 +368,21 @@ func (t *compile) execute(args []string) error {
 		identity += "-" + read
 	}
 	if t.refused == "" {
-		t.env = slices.Concat(t.launcher.env, t.cc.environ(identity, t.call))
+		t.env = slices.Concat(t.launcher.env, t.cc.environ(identity, t.call, t.place))
 	}
-	state, err := run(t.argv, t.env)
+	argv := t.argv
+	if t.place != "" {
+		argv = At(t.Program, t.Work, argv)
+	}
+	state, err := run(argv, t.env)
 	if err == nil && t.refused == "" && killed(state) {
 		// ccache was killed, with all that it had started. The compiler itself can still do its
 		// work.
 		t.refused = "ccache was killed"
-		state, err = run(t.argv[1:], t.launcher.env)
+		if argv = t.argv[1:]; t.place != "" {
+			argv = At(t.Program, t.Work, argv)
+		}
+		state, err = run(argv, t.launcher.env)
 	}
 	if err != nil {
 		return err
@@ -374,7 +418,7 @@ func (t *compile) finish() error {
 		if err := copyFile(r.Object, r.Kept); err != nil {
 			r.Kept = ""
 		}
-		r.Command = append([]string{t.tool.Path}, t.argv[2:]...)
+		r.Command = slices.Clone(t.argv[1:])
 	}
 	return nil
 }

@@ -407,3 +407,50 @@ func (b *bench) same(object string, want []byte) {
 		b.t.Fatalf("%s: %v, %d bytes, want %d", object, err, len(got), len(want))
 	}
 }
+
+// A compiler that is called by its path is written down, with who called it; one that is called
+// through a wrapper is shared as any other.
+func TestLauncherPast(t *testing.T) {
+	b := newBench(t)
+	b.config.Passes = filepath.Join(b.dir, "passes")
+	if err := os.Mkdir(b.config.Passes, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range []string{filepath.Join(b.config.Passes, "cc1plus"), filepath.Join(b.config.Bin, "ccache")} {
+		if err := os.Symlink(self, link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	real := b.config.Tools["g++"].Path
+	run := func(argv ...string) launcher.Entry {
+		t.Helper()
+		cmd := b.command()
+		cmd.Env = append(cmd.Env, launcher.PassVariable+"="+b.config.Passes)
+		cmd.Path, cmd.Args = argv[0], argv
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", argv, err, out)
+		}
+		records, err := calls.ReadRecords(b.config.Calls)
+		if err != nil || len(records) == 0 {
+			t.Fatalf("records: %v, %v", records, err)
+		}
+		return records[len(records)-1]
+	}
+	r := run("/bin/sh", "-c", real+" "+strings.Join(b.args(1, "x.o"), " ")+"; true")
+	if r.Result != launcher.Bypass || r.Why != "it was called by its path, "+real+", by sh" || r.Source != "/kiln/work/source/a.cpp" {
+		t.Errorf("by its path: %+v", r)
+	}
+	for i, want := range []launcher.Outcome{launcher.Miss, launcher.Hit} {
+		if r := run(append([]string{filepath.Join(b.config.Bin, "ccache"), []string{"g++", real}[i]}, b.args(1, "x.o")...)...); r.Result != want || r.Tool != "g++" {
+			t.Errorf("through a wrapper: %+v", r)
+		}
+	}
+	records, err := calls.ReadRecords(b.config.Calls)
+	if err != nil || len(records) != 3 {
+		t.Errorf("%d records, %v: the compilers of the launcher are no calls past it", len(records), err)
+	}
+}

@@ -47,6 +47,8 @@ type Entry struct {
 	PeakMemoryBytes int64 `json:"peak_memory_bytes"`
 	ExitCode        int   `json:"exit_code"`
 
+	// Place is where the compiler saw the folder of the row, if not where it is; see [At].
+	Place string `json:"place,omitempty"`
 	// Kept is a copy of the object, and Command what makes it again, if hits are to be verified.
 	Kept    string   `json:"kept,omitempty"`
 	Command []string `json:"command,omitempty"`

@@ -43,7 +43,7 @@ func TestCompareObjects(t *testing.T) {
 		{"other code", object("tmpxft_0000000b_00000000-6_k.c", "int f(void) { return 43; }\n"), Verdict{Where: ".text"}},
 		{"another function", object("tmpxft_0000000c_00000000-6_k.c", "int g(void) { return 42; }\n"), Verdict{Where: "symbols"}},
 	} {
-		got, err := CompareObjects(first, test.object)
+		got, err := CompareObjects(first, test.object, false)
 		if err != nil || got != test.want {
 			t.Errorf("%s: %+v, %v, want %+v", test.name, got, err, test.want)
 		}
@@ -59,11 +59,11 @@ func TestCompareObjects(t *testing.T) {
 	for object, want := range map[string]Verdict{
 		sub("c00a98b1", "one"): {Same: true}, sub("d00a98b1", "two"): {Where: ".nv_fatbin", Inconclusive: true}, sub("7dc0f47f", "two"): {Where: ".nv_fatbin"},
 	} {
-		if got, err := CompareObjects(a, object); err != nil || got != want {
+		if got, err := CompareObjects(a, object, false); err != nil || got != want {
 			t.Errorf("%s: %+v, %v, want %+v", filepath.Base(object), got, err, want)
 		}
 	}
-	if _, err := CompareObjects(first, filepath.Join(dir, "other.c")); err == nil {
+	if _, err := CompareObjects(first, filepath.Join(dir, "other.c"), false); err == nil {
 		t.Error("a file that is no object was compared")
 	}
 }

@@ -32,6 +32,14 @@ type CompilerOptions struct {
 	Path []string `json:"path"`
 	// Bin gets the links.
 	Bin string `json:"bin"`
+	// Work is the row's folder.
+	Work string `json:"work"`
+	// Passes gets links for passes that are called past the launcher; see launcher.PassVariable.
+	Passes string `json:"passes,omitempty"`
+	// CUDAHome is the toolkit, and CUDALinks a folder that becomes one with the launcher as nvcc:
+	// packages call it by its path. Empty means that there is none.
+	CUDAHome  string `json:"cuda_home,omitempty"`
+	CUDALinks string `json:"cuda_links,omitempty"`
 	// Map is that of the configuration: compilers too are called at canonical places.
 	Map []launcher.Mapping `json:"map"`
 	// HostCompiler is nvcc's, if it is not the default.
@@ -46,6 +54,7 @@ type CompilerOptions struct {
 type Compilers struct {
 	CCache        string                   `json:"ccache,omitempty"`
 	CCacheVersion string                   `json:"ccache_version,omitempty"`
+	Place         string                   `json:"place,omitempty"` // see launcher.PlaceOf
 	Tools         map[string]launcher.Tool `json:"tools"`
 }
 
@@ -73,6 +82,11 @@ func FindCompilers(ctx context.Context, o CompilerOptions) (*Compilers, error) {
 			name := entry.Name()
 			kind := launcher.KindOf(name)
 			path := filepath.Join(dir, name)
+			if launcher.IsWrapper(name) {
+				if err := relink(o.Program, filepath.Join(o.Bin, name)); err != nil {
+					return nil, err
+				}
+			}
 			if _, seen := found.Tools[name]; kind == "" || seen || launcher.LookPath(name, dir) == "" {
 				continue
 			}
@@ -94,14 +108,61 @@ func FindCompilers(ctx context.Context, o CompilerOptions) (*Compilers, error) {
 				tool.Refused = why
 			}
 			found.Tools[name] = tool
-			link := filepath.Join(o.Bin, name)
-			os.Remove(link)
-			if err := os.Symlink(o.Program, link); err != nil {
+			if err := relink(o.Program, filepath.Join(o.Bin, name)); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return found, nil
+	if o.Passes != "" {
+		if err := os.MkdirAll(o.Passes, 0o777); err != nil {
+			return nil, err
+		}
+		for _, name := range launcher.Passes {
+			if err := relink(o.Program, filepath.Join(o.Passes, name)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if o.Work != "" && o.Work != launcher.CanonicalWork {
+		found.Place = launcher.PlaceOf(o.Program, o.Work)
+	}
+	return found, s.toolkit(found)
+}
+
+// relink makes a link, in place of one that is there.
+func relink(to, link string) error {
+	os.Remove(link)
+	return os.Symlink(to, link)
+}
+
+// toolkit makes a folder that is the CUDA toolkit, but for its nvcc.
+func (s *compilerSearch) toolkit(found *Compilers) error {
+	if s.CUDALinks == "" || found.Tools["nvcc"].Path == "" {
+		return nil
+	}
+	for _, dir := range []string{"", "bin"} {
+		from, to := filepath.Join(s.CUDAHome, dir), filepath.Join(s.CUDALinks, dir)
+		if err := os.MkdirAll(to, 0o777); err != nil {
+			return err
+		}
+		entries, err := os.ReadDir(from)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			target := filepath.Join(from, e.Name())
+			switch {
+			case dir == "" && e.Name() == "bin":
+				continue
+			case dir == "bin" && e.Name() == "nvcc":
+				target = s.Program
+			}
+			if err := relink(target, filepath.Join(to, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 type compilerSearch struct {

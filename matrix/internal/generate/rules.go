@@ -199,6 +199,7 @@ var shortForms = map[string]string{
 var defaults = map[string]string{
 	"Package.LocalVersion": "{toolkit_tag}-torch{torch}",
 	"Package.RuntimeTorch": "any",
+	"Package.Repair":       "off",
 	"Source.Submodules":    "true",
 	"Group.OS":             "ubuntu-22.04",
 	"Single.Kind":          "wheel",
@@ -247,6 +248,7 @@ var leftOut = map[string]string{
 	"Shared.Env":          "as the package",
 	"Shared.ImageSetup":   "as the package",
 	"Shared.BeforeBuild":  "as the package",
+	"Shared.Repair":       "as the package",
 	"Shared.AfterBuild":   "as the package",
 	"Shared.BeforeTest":   "as the package",
 	"Shared.TorchSource":  "as the package",

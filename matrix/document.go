@@ -736,7 +736,7 @@ type Publish struct {
 	place
 }
 
-// PublishTarget is one target. It has exactly one of `github`, `dir`, `s3` and `kiln`.
+// PublishTarget is one target. It has exactly one of `github`, `dir`, `s3`, `kiln` and `pypi`.
 type PublishTarget struct {
 	// A repository on GitHub, whose releases get the files. The token comes from
 	// GITHUB_TOKEN.
@@ -756,6 +756,11 @@ type PublishTarget struct {
 	//
 	//	kiln: "https://wheels.example.org/"
 	Kiln Text `json:"kiln,omitempty"`
+	// `pypi`, `testpypi`, or the URL that another index takes uploads at; `url` is then that
+	// of the index. The token comes from KILN_PYPI_TOKEN, or by trusted publishing.
+	//
+	//	pypi: testpypi
+	PyPI Text `json:"pypi,omitempty"`
 	// The URL of the API of a GitHub Enterprise server, or of an S3-compatible store. The
 	// defaults are GitHub's and Amazon's.
 	//

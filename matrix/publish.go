@@ -28,7 +28,7 @@ type PublishSettings struct {
 // TargetSettings are one place for files.
 type TargetSettings struct {
 	Name string
-	// Kind is "github", "dir", "s3" or "kiln", and Location the repository, folder, bucket or
+	// Kind is "github", "dir", "s3", "kiln" or "pypi", and Location the repository, folder, bucket or
 	// address.
 	Kind, Location string
 	Endpoint       string
@@ -169,7 +169,7 @@ func (c *checker) target(name Text, t *PublishTarget) TargetSettings {
 	for _, k := range []struct {
 		kind string
 		text Text
-	}{{"github", t.GitHub}, {"dir", t.Dir}, {"s3", t.S3}, {"kiln", t.Kiln}} {
+	}{{"github", t.GitHub}, {"dir", t.Dir}, {"s3", t.S3}, {"kiln", t.Kiln}, {"pypi", t.PyPI}} {
 		if !k.text.IsSet() {
 			continue
 		}
@@ -180,7 +180,7 @@ func (c *checker) target(name Text, t *PublishTarget) TargetSettings {
 		}
 	}
 	if given != 1 {
-		c.errorf(name.place, "publish", "give one of github, dir, s3 and kiln", "the target %q has %d places for files", name.Value, given)
+		c.errorf(name.place, "publish", "give one of github, dir, s3, kiln and pypi", "the target %q has %d places for files", name.Value, given)
 	}
 	if owner, repo, ok := strings.Cut(out.Location, "/"); out.Kind == "github" && (!ok || owner == "" || repo == "" || strings.Contains(repo, "/")) {
 		c.errorf(t.GitHub.place, "publish", "write OWNER/REPOSITORY", "%q is no repository", out.Location)

@@ -80,9 +80,17 @@ func (t *kilnServer) Limits() Limits { return Limits{WheelsOnly: true, Flat: tru
 func (t *kilnServer) Base(string) string { return "" }
 
 func (t *kilnServer) List(ctx context.Context, _ func(string) bool) ([]Release, error) {
+	return listIndex(ctx, t, t.opts.Projects, t.files)
+}
+
+// indexFiles returns what an index lists of a project.
+type indexFiles func(ctx context.Context, project string) ([]*index.File, error)
+
+// listIndex is the one release of an index.
+func listIndex(ctx context.Context, t Target, projects []string, list indexFiles) ([]Release, error) {
 	r := Release{Created: time.Unix(0, 0).UTC()} // always finished
-	for _, project := range t.opts.Projects {
-		files, err := t.files(ctx, project)
+	for _, project := range projects {
+		files, err := list(ctx, project)
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %w", t, err)
 		}
@@ -122,42 +130,63 @@ func (t *kilnServer) Begin(context.Context, Release) error { return nil }
 func (t *kilnServer) Finish(context.Context, Release) error { return nil }
 
 func (t *kilnServer) Upload(ctx context.Context, tag string, f LocalFile, progress func(int64)) (RemoteFile, error) {
-	head, tail, boundary, err := uploadForm(f)
+	fields, err := kilnForm(f)
 	if err != nil {
 		return RemoteFile{}, err
+	}
+	post := uploadRequest{client: t.client, retry: &t.retry, address: t.root.JoinPath("legacy/").String(), token: t.opts.Token, fields: fields}
+	if err := post.do(ctx, f, progress); err != nil {
+		return RemoteFile{}, err
+	}
+	return t.Stat(ctx, tag, f.Name)
+}
+
+// uploadRequest is an upload in the format of PyPI's legacy API.
+type uploadRequest struct {
+	client  *http.Client
+	retry   *Retry
+	address string
+	token   string
+	fields  [][2]string
+}
+
+func (u *uploadRequest) do(ctx context.Context, f LocalFile, progress func(int64)) error {
+	head, tail, boundary, err := uploadForm(u.fields, f.Name)
+	if err != nil {
+		return err
 	}
 	from, err := f.open()
 	if err != nil {
-		return RemoteFile{}, err
+		return err
 	}
 	defer from.Close()
 	refused := 0
-	err = t.retry.do(ctx, "upload "+f.Name, func() error {
+	return u.retry.do(ctx, "upload "+f.Name, func() error {
 		if _, err := from.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
 		body := io.MultiReader(bytes.NewReader(head), &progressReader{Reader: io.LimitReader(from, f.Size), tell: progress}, bytes.NewReader(tail))
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, t.root.JoinPath("legacy/").String(), body)
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.address, body)
 		if err != nil {
 			return err
 		}
 		req.ContentLength = int64(len(head)) + f.Size + int64(len(tail))
 		req.Header.Set("Content-Type", "multipart/form-data; boundary="+boundary)
-		if t.opts.Token != "" {
-			req.SetBasicAuth("__token__", t.opts.Token)
+		if u.token != "" {
+			req.SetBasicAuth("__token__", u.token)
 		}
-		resp, err := t.client.Do(req)
+		resp, err := u.client.Do(req)
 		if err != nil {
 			return err
 		}
 		defer resp.Body.Close()
-		if resp.StatusCode == http.StatusOK {
+		if resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusCreated {
 			_, err := io.Copy(io.Discard, resp.Body)
 			return err
 		}
 		answer := newHTTPError(resp)
 		switch {
-		case strings.Contains(answer.text, "already exists"):
+		case strings.Contains(answer.text, "already exists") || answer.status == http.StatusConflict:
 			return fmt.Errorf("%w: %s", ErrExists, strings.TrimSpace(answer.text))
 		case strings.Contains(answer.text, "ended before its end"), strings.Contains(answer.text, "the file that arrived has"):
 			return errAgain{answer} // cut off or changed on the way
@@ -169,32 +198,34 @@ func (t *kilnServer) Upload(ctx context.Context, tag string, f LocalFile, progre
 		}
 		return answer
 	})
-	if err != nil {
-		return RemoteFile{}, err
-	}
-	return t.Stat(ctx, tag, f.Name)
 }
 
-// uploadForm is what stands before and after the bytes of a file.
-func uploadForm(f LocalFile) (head, tail []byte, boundary string, err error) {
+// kilnForm is what the form of an upload says about a file to a kiln server, which reads the rest
+// itself.
+func kilnForm(f LocalFile) ([][2]string, error) {
 	fields := [][2]string{{":action", "file_upload"}, {"protocol_version", "1"}, {"metadata_version", "2.1"}, {"sha256_digest", f.SHA256}}
 	if strings.HasSuffix(f.Name, ".whl") {
 		w, err := wheel.ParseFilename(f.Name)
 		if err != nil {
-			return nil, nil, "", err
+			return nil, err
 		}
 		facts, err := json.Marshal(f.Facts)
 		if err != nil {
-			return nil, nil, "", err
+			return nil, err
 		}
 		fields = append(fields, [2]string{index.FactsField, string(facts)}, [2]string{"filetype", "bdist_wheel"}, [2]string{"pyversion", strings.Join(w.Python, ".")}, [2]string{"name", w.Name}, [2]string{"version", w.Version.String()})
 	} else {
 		s, err := wheel.ParseSdistName(f.Name)
 		if err != nil {
-			return nil, nil, "", err
+			return nil, err
 		}
 		fields = append(fields, [2]string{"filetype", "sdist"}, [2]string{"pyversion", "source"}, [2]string{"name", s.Name}, [2]string{"version", s.Version.String()})
 	}
+	return fields, nil
+}
+
+// uploadForm is what stands before and after the bytes of a file.
+func uploadForm(fields [][2]string, name string) (head, tail []byte, boundary string, err error) {
 	var b bytes.Buffer
 	w := multipart.NewWriter(&b)
 	for _, field := range fields {
@@ -202,7 +233,7 @@ func uploadForm(f LocalFile) (head, tail []byte, boundary string, err error) {
 			return nil, nil, "", err
 		}
 	}
-	if _, err := w.CreateFormFile("content", f.Name); err != nil {
+	if _, err := w.CreateFormFile("content", name); err != nil {
 		return nil, nil, "", err
 	}
 	n := b.Len()
@@ -221,11 +252,16 @@ func project(name string) (string, error) {
 }
 
 func (t *kilnServer) find(ctx context.Context, name string) (*index.File, error) {
+	return findIndexed(ctx, name, t.files)
+}
+
+// findIndexed returns a file as an index lists it.
+func findIndexed(ctx context.Context, name string, list indexFiles) (*index.File, error) {
 	p, err := project(name)
 	if err != nil {
 		return nil, err
 	}
-	files, err := t.files(ctx, p)
+	files, err := list(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -249,13 +285,17 @@ func (t *kilnServer) Open(ctx context.Context, _, name string) (io.ReadCloser, e
 	if err != nil {
 		return nil, err
 	}
-	var out io.ReadCloser
-	err = t.retry.do(ctx, "read "+name, func() error {
+	return openIndexed(ctx, t.client, &t.retry, f)
+}
+
+// openIndexed reads a file of an index.
+func openIndexed(ctx context.Context, client *http.Client, retry *Retry, f *index.File) (out io.ReadCloser, err error) {
+	err = retry.do(ctx, "read "+f.Filename, func() error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.URL(""), nil)
 		if err != nil {
 			return err
 		}
-		resp, err := t.client.Do(req)
+		resp, err := client.Do(req)
 		if err != nil {
 			return err
 		}

@@ -50,6 +50,9 @@ func Open(name string, opts OpenOptions) (Target, error) {
 			t.Location, t.Prefix, _ = strings.Cut(location, "/")
 		}
 	}
+	if address := strings.HasPrefix(name, "https://") || strings.HasPrefix(name, "http://"); t.Kind == "" && (address || name == "pypi" || name == "testpypi") {
+		t = matrix.TargetSettings{Kind: "pypi", Location: name}
+	}
 	env := opts.Getenv
 	if u := opts.Credentials.URL(cmp.Or(t.Endpoint, map[string]string{"s3": env("AWS_ENDPOINT_URL"), "github": env("GITHUB_API_URL")}[t.Kind])); u.Hidden() {
 		return nil, fmt.Errorf("endpoint %s: it holds credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GITHUB_TOKEN", u)
@@ -69,8 +72,14 @@ func Open(name string, opts OpenOptions) (Target, error) {
 		})
 	case "kiln":
 		return NewKiln(KilnOptions{URL: opts.Credentials.URL(t.Location), Token: env("KILN_TOKEN"), Projects: opts.Projects, Retry: opts.Retry})
+	case "pypi":
+		return NewPyPI(PyPIOptions{
+			Upload: opts.Credentials.URL(t.Location), Index: t.URL, Token: cmp.Or(env("KILN_PYPI_TOKEN"), env("TWINE_PASSWORD"), env("UV_PUBLISH_TOKEN")),
+			Identity: Identity{RequestURL: env("ACTIONS_ID_TOKEN_REQUEST_URL"), RequestToken: env("ACTIONS_ID_TOKEN_REQUEST_TOKEN"), Token: env("PYPI_ID_TOKEN")},
+			Projects: opts.Projects, Retry: opts.Retry,
+		})
 	}
-	hint := "write dir:PATH, github:OWNER/REPOSITORY, s3:BUCKET/FOLDER or kiln:URL, or a name of publish.targets"
+	hint := "write dir:PATH, github:OWNER/REPOSITORY, s3:BUCKET/FOLDER, kiln:URL, pypi, testpypi or the address of an upload, or a name of publish.targets"
 	if near := diag.Suggest(name, names); near != "" {
 		hint = "did you mean " + near + "?"
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/wheel"
 )
 
 // What a plan does with a file.
@@ -246,6 +247,10 @@ func (d *differ) unit(u *Unit) error {
 		d.add(Action{Do: DoRefuse, Tag: d.family.render(d.opts.Now, 1), File: u.File, Unit: u.File.Name, Why: fmt.Sprintf("it has %d bytes, and the target takes files of up to %d", u.File.Size, limit)})
 		return nil
 	}
+	if why := private(u.File.Name); d.limits.PublicNames && why != "" {
+		d.add(Action{Do: DoRefuse, Tag: d.family.render(d.opts.Now, 1), File: u.File, Unit: u.File.Name, Why: why})
+		return nil
+	}
 	tag, have := d.find(u.File.Name)
 	main := Action{Tag: tag, File: u.File, Unit: u.File.Name}
 	rival := ""
@@ -261,9 +266,9 @@ func (d *differ) unit(u *Unit) error {
 		if err := d.place(&main, 1+len(side)); err != nil {
 			return err
 		}
-	case have.Size == u.File.Size && have.SHA256 == u.File.SHA256:
+	case sameSize(have.Size, u.File.Size) && have.SHA256 == u.File.SHA256:
 		main.Do = DoPresent
-	case have.Size == u.File.Size && have.SHA256 == "":
+	case sameSize(have.Size, u.File.Size) && have.SHA256 == "":
 		main.Do = DoCheck
 	case d.opts.Overwrite && !d.limits.NoOverwrite:
 		main.Do, main.Old = DoReplace, cmp.Or(have.SHA256, unknownSum)
@@ -305,6 +310,27 @@ func (d *differ) unit(u *Unit) error {
 	}
 	d.add(main)
 	return nil
+}
+
+// sameSize compares the size that a target says with that of a file. No distribution is empty: zero
+// means that the target does not say.
+func sameSize(remote, local int64) bool { return remote == local || remote == 0 }
+
+// private says why a public index does not take a file of that name; "" if it does.
+func private(name string) string {
+	w, err := wheel.ParseFilename(name)
+	if err != nil {
+		return ""
+	}
+	if w.Version.Local() != "" {
+		return "PyPI takes no local versions such as +" + w.Version.Local() + "; set local_version: \"\" in packages.yml, and publish one variant of each version there"
+	}
+	for _, tag := range w.Platform {
+		if strings.HasPrefix(tag, "linux_") {
+			return "PyPI takes no wheels tagged " + tag + "; set repair: auto in packages.yml, which makes a manylinux wheel of it"
+		}
+	}
+	return ""
 }
 
 // papersOfAnother returns the name of a paper that is published with other bytes than ours. A

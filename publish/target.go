@@ -66,6 +66,9 @@ type Limits struct {
 	WheelsOnly bool
 	// Flat says that the target has no releases: everything is in the one with the empty tag.
 	Flat bool
+	// PublicNames says that the target takes only names that are for everyone: no local versions, no
+	// tags of one machine's kind.
+	PublicNames bool
 	// NoOverwrite says that a file can never be replaced.
 	NoOverwrite bool
 }

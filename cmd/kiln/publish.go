@@ -39,7 +39,7 @@ type publishingFlags struct {
 func (f *publishingFlags) register(cmd *cobra.Command) {
 	f.plan.register(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&f.to, "to", "", "the `target`: a name of packages.yml, or dir:PATH, github:OWNER/REPOSITORY, s3:BUCKET/FOLDER, kiln:URL")
+	flags.StringVar(&f.to, "to", "", "the `target`: a name of packages.yml, or dir:PATH, github:OWNER/REPOSITORY, s3:BUCKET/FOLDER, kiln:URL, pypi, testpypi, the address of uploads")
 	flags.StringVar(&f.release, "release", "0", "1 publishes; 0 only shows what would be done")
 	flags.BoolVar(&f.dryRun, "dry-run", false, "the same as --release 0")
 	flags.StringVar(&f.dist, "dist", "", "the `folder` with finished files (default: dist beside packages.yml)")

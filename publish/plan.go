@@ -96,6 +96,10 @@ type PlanOptions struct {
 	Overwrite bool
 	// Now is the time for dates in tags.
 	Now time.Time
+
+	// unsigned are published statements that the inventory has with a signature, and that say the
+	// same of the same files.
+	unsigned map[string]bool
 }
 
 func (o *PlanOptions) tag() string   { return cmp.Or(o.Tag, "v{version}") }
@@ -295,6 +299,8 @@ func (d *differ) unit(u *Unit) error {
 			case main.Do == DoUpload:
 				// Left over from a run that was killed before it came to the file itself.
 				a.Do, a.leftover = DoReplace, true
+			case d.opts.unsigned[f.Name]:
+				a.Do, a.Old, a.Why = DoReplace, cmp.Or(have.SHA256, unknownSum), "adds a signature"
 			default:
 				// The same file was built or tested again: its first papers stay.
 				a.Do, a.Why = DoPresent, "the first one stays"

@@ -573,3 +573,58 @@ func FuzzRelease(f *testing.F) {
 		}
 	})
 }
+
+// TestSignLater: signing a release that was published unsigned adds the signatures, once; a statement
+// that says something else is left alone.
+func TestSignLater(t *testing.T) {
+	project := publishtest.NewProject(t, publishtest.Document, 10)
+	dir := filepath.Join(t.TempDir(), "public")
+	target, err := publish.NewDir(dir, publish.DirOptions{})
+	must(t, err)
+	keys := t.TempDir()
+	run := func(version, key string) *publish.Result {
+		t.Helper()
+		opts := publish.StatementOptions{Version: version, Signed: time.Now()}
+		if key != "" {
+			private, _ := publishtest.Keys(t, keys, key)
+			opts.Key, err = sign.ReadPrivateKey(private)
+			must(t, err)
+		}
+		inv, err := publish.ReadInventory(t.Context(), project.Dist, project.Plan.Rows, publish.InventoryOptions{Statement: opts})
+		must(t, err)
+		result, err := publish.Run(t.Context(), target, inv, publish.Options{Owner: "tester"})
+		must(t, err)
+		if len(result.Failed) > 0 {
+			t.Fatal(result.Failed[0].Error)
+		}
+		return result
+	}
+	signed := func(key string) int {
+		t.Helper()
+		paths, err := filepath.Glob(filepath.Join(dir, "*", "*.intoto.jsonl"))
+		must(t, err)
+		n := 0
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			must(t, err)
+			if _, _, err := publish.ParseStatement(text, trust(t, filepath.Join(keys, key+".pub"))); err == nil {
+				n++
+			}
+		}
+		return n
+	}
+	run("test", "")
+	if n := len(run("other", "release").Uploaded); n != 0 || signed("release") != 0 {
+		t.Errorf("%d files replaced by statements with another bill of materials", n)
+	}
+	result := run("test", "release")
+	if n := len(result.Uploaded); n != 3 || signed("release") != 3 {
+		t.Errorf("%d files uploaded, %d signed, want 3", n, signed("release"))
+	}
+	if n := len(result.Releases[0].Changes); n != 3 {
+		t.Errorf("the release remembers %d changes, want 3", n)
+	}
+	if n := len(run("test", "second").Uploaded); n != 0 || signed("release") != 3 {
+		t.Errorf("%d signed statements were replaced", n)
+	}
+}

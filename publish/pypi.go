@@ -10,11 +10,14 @@ import (
 	"io/fs"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/kiln-build/kiln/index"
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/wheel"
 )
@@ -217,6 +220,11 @@ func (t *pypi) Upload(ctx context.Context, tag string, f LocalFile, progress fun
 	}
 	post := uploadRequest{client: t.client, retry: &t.opts.Retry, address: t.upload.String(), token: token, fields: fields}
 	if err := post.do(ctx, f, progress); err != nil {
+		if errors.Is(err, ErrExists) { // some servers refuse also the same bytes, as after an answer that was lost
+			if have, statErr := t.Stat(ctx, tag, f.Name); statErr == nil && have.SHA256 == f.SHA256 {
+				return have, nil
+			}
+		}
 		var answer *httpError
 		if errors.As(err, &answer) && (answer.status == http.StatusForbidden || answer.status == http.StatusUnauthorized) {
 			return RemoteFile{}, fmt.Errorf("%w\n  the token is wrong, or not for this project; KILN_PYPI_TOKEN has it", err)
@@ -369,5 +377,41 @@ func metadataForm(ctx context.Context, f LocalFile) ([][2]string, error) {
 	if text := m.Description(); text != "" {
 		fields = append(fields, [2]string{"description", text})
 	}
-	return fields, nil
+	attestations, err := readAttestations(&f)
+	if err == nil && attestations != "" {
+		fields = append(fields, [2]string{"attestations", attestations})
+	}
+	return fields, err
+}
+
+// readAttestations collects what was made for a file by a tool that signs as PyPI wants it (PEP
+// 740): FILE.publish.attestation and the like, beside the file.
+func readAttestations(f *LocalFile) (string, error) {
+	if f.Path == "" {
+		return "", nil
+	}
+	entries, err := os.ReadDir(filepath.Dir(f.Path))
+	if err != nil {
+		return "", err
+	}
+	var list []json.RawMessage
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), f.Name+".") || !strings.HasSuffix(e.Name(), ".attestation") {
+			continue
+		}
+		path := filepath.Join(filepath.Dir(f.Path), e.Name())
+		text, err := fsx.ReadFile(path, maxSmall)
+		if err != nil {
+			return "", err
+		}
+		if !json.Valid(text) {
+			return "", fmt.Errorf("%s is no JSON; make it anew, or remove it", path)
+		}
+		list = append(list, text)
+	}
+	if len(list) == 0 {
+		return "", nil
+	}
+	text, err := json.Marshal(list)
+	return string(text), err
 }

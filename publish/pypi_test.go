@@ -9,10 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kiln-build/kiln/index/indextest"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	address "github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/publish"
@@ -217,5 +219,41 @@ func TestPyPINames(t *testing.T) {
 		if a := plan.Actions[0]; want == "" && a.Do != publish.DoUpload || want != "" && (a.Do != publish.DoRefuse || !strings.Contains(a.Why, want)) {
 			t.Errorf("%s: %s, %s; want %q", a.File.Name, a.Do, a.Why, want)
 		}
+	}
+}
+
+// TestAttestations: what another tool signed as PyPI wants it goes with the file.
+func TestAttestations(t *testing.T) {
+	var forms []string
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			if err := r.ParseMultipartForm(1 << 20); err != nil {
+				t.Error(err)
+			}
+			forms = append(forms, r.FormValue("attestations"))
+		}
+		http.NotFound(w, r)
+	}))
+	t.Cleanup(web.Close)
+	target, err := publish.NewPyPI(publish.PyPIOptions{Upload: address.Parse(web.URL), Index: web.URL + "/simple/", Token: "x", Retry: publishtest.QuickRetry})
+	must(t, err)
+	const name = "demo-1.0-py3-none-any.whl"
+	data := indextest.Wheel(t, name, nil)
+	f := publish.LocalFile{Name: name, Size: int64(len(data)), SHA256: publishtest.Sum(data), Path: filepath.Join(t.TempDir(), name)}
+	must(t, os.WriteFile(f.Path, data, 0o600))
+	upload := func() error {
+		_, err := target.Upload(t.Context(), "", f, nil) // which this server does not take
+		return err
+	}
+	_ = upload()
+	must(t, os.WriteFile(f.Path+".build.attestation", []byte(`{"version":1}`), 0o600))
+	must(t, os.WriteFile(f.Path+".publish.attestation", []byte(`{"version":2}`), 0o600))
+	_ = upload()
+	if want := []string{"", `[{"version":1},{"version":2}]`}; !slices.Equal(forms, want) {
+		t.Errorf("got %q, want %q", forms, want)
+	}
+	must(t, os.WriteFile(f.Path+".publish.attestation", []byte(`{"version":`), 0o600))
+	if err := upload(); err == nil || !strings.Contains(err.Error(), "publish.attestation is no JSON") || len(forms) != 2 {
+		t.Errorf("a torn one: %v", err)
 	}
 }

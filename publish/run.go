@@ -10,12 +10,15 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/kiln-build/kiln/internal/sign"
 )
 
 // Options are how [Run] publishes.
@@ -84,7 +87,42 @@ func Prepare(ctx context.Context, target Target, inv *Inventory, opts PlanOption
 	if err != nil {
 		return nil, err
 	}
+	if opts.unsigned, err = unsignedStatements(ctx, target, inv, existing); err != nil {
+		return nil, err
+	}
 	return NewPlan(target.String(), target.Limits(), inv, existing, opts)
+}
+
+// unsignedStatements returns the published statements to which the inventory adds a signature.
+func unsignedStatements(ctx context.Context, target Target, inv *Inventory, existing []Release) (map[string]bool, error) {
+	ours := map[string]LocalFile{}
+	for i := range inv.Units {
+		for _, f := range inv.Units[i].Side {
+			if _, envelope, err := sign.Open(f.Data); err == nil && envelope != nil {
+				ours[f.Name] = f
+			}
+		}
+	}
+	out := map[string]bool{}
+	for _, r := range existing {
+		for _, have := range r.Files {
+			f, signed := ours[have.Name]
+			if !signed || have.SHA256 == f.SHA256 {
+				continue
+			}
+			text, err := readSmall(ctx, target, r.Tag, have.Name)
+			if err != nil {
+				return nil, fmt.Errorf("read %s of %s: %w", have.Name, target, err)
+			}
+			if _, envelope, err := sign.Open(text); err != nil || envelope != nil {
+				continue
+			}
+			old, _, oldErr := ParseStatement(text, nil)
+			now, _, nowErr := ParseStatement(f.Data, nil)
+			out[have.Name] = oldErr == nil && nowErr == nil && reflect.DeepEqual(old.Subject, now.Subject)
+		}
+	}
+	return out, nil
 }
 
 // Run publishes an inventory: it locks the target, lists and compares, uploads what is missing,

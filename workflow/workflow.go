@@ -145,6 +145,9 @@ func New(opts Options) ([]byte, error) {
 		data["Secrets"] = []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 	case "kiln":
 		data["Secrets"] = []string{"KILN_TOKEN"}
+	case "pypi":
+		// The token of a secret wins; without it the job proves who it is.
+		data["Secrets"], data["TrustedPublishing"] = []string{"KILN_PYPI_TOKEN"}, true
 	}
 	if w.Kiln != "path" {
 		if err := kilnSource(&opts, data); err != nil {

@@ -38,6 +38,9 @@ type Options struct {
 	// TorchStable is the first torch release that the wheel is said to be for, with all later ones,
 	// such as "2.10": it may use nothing but libtorch's stable ABI as of that release.
 	TorchStable string
+	// SameCUDA says that the torch releases in Report.WorksWith are those for the CUDA of the wheel,
+	// so that its libraries are there. The builtin ones are those of PyPI, for one CUDA each.
+	SameCUDA bool
 	// NoTorch compares with no torch, where that of the metadata is not the one that the wheel was
 	// built for.
 	NoTorch bool

@@ -59,6 +59,7 @@ type attempt struct {
 	developer *machine.Developer // the compiler's environment on Windows
 	files     []string           // paths of what came out
 	reused    bool               // files are those of an earlier build
+	proven    bool               // files are those of another row, and were tested
 	given     string             // a wheel from elsewhere that is only tested
 
 	record record.Record
@@ -115,7 +116,7 @@ func (b *Builder) attempt(ctx context.Context, recipe *record.Recipe, try *engin
 			return engine.Result{}, err
 		}
 	}
-	outputs, err := json.Marshal(record.Outputs{Files: a.record.Files, Test: a.record.Test.Result, Compiles: a.record.Compiles})
+	outputs, err := json.Marshal(record.Outputs{Files: a.record.Files, Test: a.record.Test.Result, Compiles: a.record.Compiles, Proof: a.record.Reuse.ProofName()})
 	return engine.Result{PeakMemoryBytes: a.peak, DiskBytes: disk, Outputs: outputs}, err
 }
 

@@ -23,10 +23,13 @@ func auditWheel(ctx context.Context, a *attempt) error {
 			file = f
 		}
 	}
+	if a.proven {
+		return skip("the wheel was audited for %s", a.record.Reuse.Row)
+	}
 	if file == "" || a.given != "" {
 		return skip("there is no wheel of a row")
 	}
-	opts := audit.Options{Python: a.Row.Python, TorchStable: a.Row.TorchStable, Severity: a.severities(), TempDir: a.temp()}
+	opts := audit.Options{Python: a.Row.Python, TorchStable: a.Row.TorchStable, SameCUDA: a.Row.CUDA != "", Severity: a.severities(), TempDir: a.temp()}
 	var err error
 	switch {
 	case a.Row.Kind == matrix.KindSdist:

@@ -412,6 +412,16 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 			WallLimit: wallLimit(settings), Payload: payload,
 		})
 	}
+	arrange(ReuseClasses(rows, func(id string) matrix.Settings { s, _ := plan.Settings(id); return s }, b.Compat), recipes, jobs)
+	for i := range jobs {
+		if recipe := recipes[jobs[i].ID]; len(recipe.Donors) > 0 {
+			payload, err := json.Marshal(recipe)
+			if err != nil {
+				return nil, nil, err
+			}
+			jobs[i].Payload = []byte(secret.Clean(string(payload)))
+		}
+	}
 	if b.Cluster != nil { // its workers see the recipes only
 		faults = slices.AppendSeq(faults, maps.Values(b.bad))
 	}
@@ -519,10 +529,19 @@ func (b *Builder) foreign(row *matrix.Row) string {
 }
 
 // stillThere refuses to reuse a result whose files are gone or changed.
-func (b *Builder) stillThere(_ engine.Job, result engine.Result) error {
+func (b *Builder) stillThere(job engine.Job, result engine.Result) error {
 	var out record.Outputs
 	if err := json.Unmarshal(result.Outputs, &out); err != nil {
 		return err
+	}
+	if out.Proof != "" {
+		var recipe record.Recipe
+		if err := json.Unmarshal(job.Payload, &recipe); err != nil {
+			return err
+		}
+		if !keptProof(out.Proof, recipe.Settings.Reuse) {
+			return fmt.Errorf("it was proven by %s", out.Proof)
+		}
 	}
 	return b.intact(out.Files)
 }

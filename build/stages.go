@@ -29,6 +29,8 @@ type stage struct {
 var stages = []stage{
 	// Finds out whether the files of an earlier build still stand, then only tests again.
 	{"reuse", "looking for files of an earlier build", false, reuse},
+	// Tests the wheel of a row with another torch in its place, if the audit says that it serves.
+	{"prove", "proving the wheel of another row", false, prove},
 	// Copies the exact source into the row's folder and applies the patches.
 	{"fetch", "fetching the source", true, fetch},
 	// Makes the build environment: image, Python, virtual environment, torch, then the rest.
@@ -51,14 +53,9 @@ var stages = []stage{
 
 func reuse(_ context.Context, a *attempt) error {
 	if !a.builder.Rebuild && a.given == "" {
-		if old, err := record.Read(a.builder.DistDir, a.Row.ID); err == nil && old.Recipe.BuildDigest == a.BuildDigest && a.builder.intact(old.Files) == nil {
+		if old, err := record.Read(a.builder.DistDir, a.Row.ID); err == nil && old.Recipe.BuildDigest == a.BuildDigest && old.Reuse == nil && a.builder.intact(old.Files) == nil {
 			a.reused = true
-			for _, f := range old.Files {
-				a.files = append(a.files, filepath.Join(a.builder.DistDir, f.Name))
-			}
-			a.record.Files, a.record.TopLevel, a.record.Requires, a.record.NativeModules = old.Files, old.TopLevel, old.Requires, old.NativeModules
-			built := old.BuiltAt()
-			a.record.Built, a.record.Compiles = &built, old.Compiles
+			a.take(old)
 		}
 	}
 	if err := os.RemoveAll(a.work); err != nil {

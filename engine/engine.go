@@ -33,6 +33,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -64,6 +65,9 @@ type Job struct {
 	// Needs lists the IDs of jobs that must be done first. If one of them fails or is skipped, this
 	// job is skipped, with the reason.
 	Needs []string `json:"needs,omitempty"`
+	// After lists the IDs of jobs that must have ended first, however they ended. It is about order
+	// alone: a job that fails does not hold this one back.
+	After []string `json:"after,omitempty"`
 	// Resources is what the job asks for, and what it counts with while nothing was learned.
 	Resources Resources `json:"resources,omitzero"`
 	// WallLimit ends an attempt that takes longer, setup included, with [CauseTime]. Zero means no
@@ -273,6 +277,14 @@ func Active(dir string) (owner string, active bool) {
 	return "", false
 }
 
+// waitsFor are the jobs that must end before this one.
+func (j *Job) waitsFor() []string {
+	if len(j.After) == 0 {
+		return j.Needs
+	}
+	return slices.Concat(j.Needs, j.After)
+}
+
 // graph is the jobs and who needs whom.
 type graph struct {
 	jobs       []Job
@@ -304,7 +316,7 @@ func newGraph(jobs []Job) (*graph, error) {
 		g.index[id] = i
 	}
 	for i := range jobs {
-		for _, need := range jobs[i].Needs {
+		for _, need := range jobs[i].waitsFor() {
 			if k, ok := g.index[need]; ok {
 				g.dependents[k] = append(g.dependents[k], i)
 			} else {
@@ -336,12 +348,12 @@ func (g *graph) cycle() []string {
 		color[root] = open
 		for path := []int{root}; len(path) > 0; {
 			i := path[len(path)-1]
-			if next[i] == len(g.jobs[i].Needs) {
+			if next[i] == len(g.jobs[i].waitsFor()) {
 				color[i] = closed
 				path = path[:len(path)-1]
 				continue
 			}
-			k := g.index[g.jobs[i].Needs[next[i]]]
+			k := g.index[g.jobs[i].waitsFor()[next[i]]]
 			next[i]++
 			switch color[k] {
 			case unseen:

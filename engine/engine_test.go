@@ -89,6 +89,42 @@ func statuses(r *engine.Report) map[string]string {
 	return m
 }
 
+// TestAfter: a job begins after those that it names, and does not fail with them.
+func TestAfter(t *testing.T) {
+	var mu sync.Mutex
+	var order []string
+	opts := options(t, func(_ context.Context, a *engine.Attempt) (engine.Result, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		order = append(order, a.Job.ID)
+		switch a.Job.ID {
+		case "bad":
+			return engine.Result{}, errors.New("broken")
+		case "skipped":
+			return engine.Result{}, engine.Skip("not here")
+		}
+		return engine.Result{}, nil
+	})
+	jobs := []engine.Job{
+		{ID: "last", Digest: "1", After: []string{"second", "skipped"}},
+		{ID: "second", Digest: "1", After: []string{"bad"}},
+		{ID: "bad", Digest: "1"},
+		{ID: "skipped", Digest: "1"},
+		{ID: "needs", Digest: "1", Needs: []string{"bad"}, After: []string{"second"}},
+	}
+	got := statuses(mustRun(t, jobs, opts))
+	want := map[string]string{"last": "done", "second": "done", "bad": "failed: broken", "skipped": "skipped: not here", "needs": "skipped: needs bad, which failed: broken"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("jobs (-want +got):\n%s", diff)
+	}
+	if slices.Index(order, "second") < slices.Index(order, "bad") || order[len(order)-1] != "last" {
+		t.Errorf("they ran as %q", order)
+	}
+	if _, err := engine.Run(t.Context(), []engine.Job{{ID: "a", After: []string{"b"}}, {ID: "b", Needs: []string{"a"}}}, opts); err == nil || !strings.Contains(err.Error(), "jobs need each other") {
+		t.Errorf("a ring gives %v", err)
+	}
+}
+
 func TestRun(t *testing.T) {
 	var rec recorder
 	opts := options(t, func(_ context.Context, a *engine.Attempt) (engine.Result, error) {

@@ -227,7 +227,7 @@ func (s *scheduler) begin() {
 	classes := s.learnedByClass()
 	for i := range s.tasks {
 		t, job := &s.tasks[i], &s.graph.jobs[i]
-		*t = task{job: job, index: i, known: s.book.job(job.ID), waits: len(job.Needs), report: JobReport{ID: job.ID}}
+		*t = task{job: job, index: i, known: s.book.job(job.ID), waits: len(job.waitsFor()), report: JobReport{ID: job.ID}}
 		learned := t.known.Learned
 		if learned.PeakMemoryBytes == 0 && job.Class != "" {
 			class := classes[job.Class]
@@ -836,7 +836,7 @@ func (s *scheduler) end(t *task, status Status) {
 		case d.ended:
 		case d.attempt != nil: // begun by an earlier process, when what it needs was there
 			d.waits--
-		case status == StatusDone || status == StatusReused:
+		case status == StatusDone || status == StatusReused, status != StatusCanceled && slices.Contains(d.job.After, t.job.ID):
 			// While jobs are being submitted, begin looks for those that wait for nothing.
 			if d.waits--; d.waits == 0 && s.timer != nil {
 				s.makeReady(d)

@@ -133,8 +133,9 @@ func (f *File) Learn(facts Facts) {
 	f.Glibc, f.Window, f.Audit = facts.Glibc, facts.Window, facts.Audit
 	have := f.Built()
 	merged := Coordinates{Toolkit: cmp.Or(have.Toolkit, facts.Coordinates.Toolkit), Torch: have.Torch}
-	if len(merged.Torch) == 0 {
-		merged.Torch = facts.Coordinates.Torch
+	// A label names one torch; a wheel that was proven with others is for these, too.
+	if all := facts.Coordinates.Torch; !slices.ContainsFunc(merged.Torch, func(t string) bool { return !slices.Contains(all, t) }) {
+		merged.Torch = all
 	}
 	if merged.String() != have.String() {
 		f.Coordinates = merged

@@ -197,6 +197,10 @@ type Package struct {
 	//
 	//	resources: {memory_per_job: 5 GiB, jobs: 4}
 	Resources Resources `json:"resources,omitempty"`
+	// Which rows need no compiler, because the wheel of another row serves them.
+	//
+	//	reuse: {torch: import}
+	Reuse Reuse `json:"reuse,omitempty"`
 	// Which torch the wheel's metadata requires: `exact` (the torch it was built
 	// with, torch==2.9.0), `minor` (torch==2.9.*), or `any`, the default, which
 	// leaves the metadata unchanged.
@@ -263,6 +267,20 @@ type TorchSource struct {
 	//
 	//	system: true
 	System Bool `json:"system,omitempty"`
+
+	place
+}
+
+// Reuse says which rows are proven instead of compiled: rows that differ in nothing but torch from
+// one that is built already, if the audit of its wheel finds all names and equal layouts in their
+// torch. The wheel is then installed and tested with that torch; if the test fails, the row is
+// compiled. The metadata must not be tied to one torch, so `runtime_torch` must be `any`.
+type Reuse struct {
+	// How a wheel is proven to work with another torch: `import` loads all its modules, `tests` runs
+	// the whole test of the package.
+	//
+	//	torch: import
+	Torch ReuseProof `json:"torch"`
 
 	place
 }

@@ -336,6 +336,7 @@ func (c *checker) pkg(name string, key Text, spec *Package) *pkg {
 		c.settings(p, g)
 		p.groups = append(p.groups, g)
 	}
+	c.reuse(p)
 	for _, patch := range spec.Build.Patches {
 		if patch.Find.Value == "" {
 			c.errorf(patch.Find.place, "patch", "", "the text to find is empty")
@@ -347,6 +348,32 @@ func (c *checker) pkg(name string, key Text, spec *Package) *pkg {
 		}
 	}
 	return p
+}
+
+// reuse checks that a wheel can serve other rows and be proven to.
+func (c *checker) reuse(p *pkg) {
+	at := p.spec.Reuse.Torch.place
+	if !at.IsSet() {
+		return
+	}
+	if tie := p.spec.RuntimeTorch; tie.IsSet() && tie.Value != "any" {
+		c.errorf(at, "reuse", "write runtime_torch: any", "a wheel whose metadata require one torch serves no other")
+		c.related(tie.place, "runtime_torch is given here")
+	}
+	torch := false
+	for _, g := range p.groups {
+		if g.kind != KindWheel || g.axis("torch") == nil {
+			continue
+		}
+		torch = true
+		if kind := g.test.Kind.Value; kind != TestImport {
+			c.errorf(at, "reuse", "a test of kind import proves it", "rows with test: %s cannot be proven", kind)
+			return
+		}
+	}
+	if !torch {
+		c.warnf(at, "reuse", "give the groups a torch axis", "no row has a torch, so no wheel serves another")
+	}
 }
 
 // everyRowHasVersion reports whether no row of the package asks for its versions.

@@ -39,6 +39,9 @@ type Settings struct {
 
 	// What follows does not affect the built files.
 
+	// Reuse says how a wheel of another row is proven to serve this one: import, tests, or "" if it
+	// must be compiled.
+	Reuse string `json:"reuse,omitempty"`
 	// ArchWritten says that the architectures of the row are in packages.yml; otherwise they are
 	// kiln's default.
 	ArchWritten bool         `json:"arch_written,omitempty"`
@@ -172,7 +175,7 @@ func newRowBuilder(g *boundGroup) *rowBuilder {
 	b.shared = sharedSettings(g)
 	// Only what affects the files: a new description or test is no new wheel.
 	digested := b.shared
-	digested.Description, digested.Test, digested.Audit, digested.Resources = "", TestSettings{}, nil, ResourceSettings{}
+	digested.Reuse, digested.Description, digested.Test, digested.Audit, digested.Resources = "", "", TestSettings{}, nil, ResourceSettings{}
 	b.fixed, _ = json.Marshal(digested) // plain data, cannot fail
 	return b
 }
@@ -511,6 +514,9 @@ func sharedSettings(g *boundGroup) Settings {
 		s.CUDACheck = spec.Build.CUDACheck.Value
 	}
 	s.PythonSource = spec.Python.Source.Value
+	if g.kind == KindWheel && g.axis("torch") != nil {
+		s.Reuse = spec.Reuse.Torch.Value
+	}
 	// Templates as written: part of the digest.
 	s.ImageSetup, s.BeforeBuild, s.AfterBuild = asWritten(commandsOf(g.shared.ImageSetup, g.pkg.spec.ImageSetup)), asWritten(commandsOf(g.shared.BeforeBuild, g.pkg.spec.BeforeBuild)), asWritten(commandsOf(g.shared.AfterBuild, g.pkg.spec.AfterBuild))
 	switch torch := torchSource(g.pkg, g.shared); {

@@ -93,6 +93,8 @@ type (
 	AuditSeverity struct{ Text }
 	// TestKind says how a row is tested.
 	TestKind struct{ Text }
+	// ReuseProof says how a wheel is proven to serve another row.
+	ReuseProof struct{ Text }
 	// Sandbox is where rows are built.
 	Sandbox struct{ Text }
 	// ReleaseOn is a kind of run that publishes.
@@ -146,9 +148,10 @@ func (AuditSeverity) choices() []string {
 func (TestKind) choices() []string {
 	return []string{"import", "install", "sdist", "none"}
 }
-func (ReleaseOn) choices() []string { return []string{"push", "tag", "dispatch"} }
-func (Trigger) choices() []string   { return []string{"push", "tag"} }
-func (Sandbox) choices() []string   { return []string{"docker", "podman", "host"} }
+func (ReuseProof) choices() []string { return []string{"import", "tests"} }
+func (ReleaseOn) choices() []string  { return []string{"push", "tag", "dispatch"} }
+func (Trigger) choices() []string    { return []string{"push", "tag"} }
+func (Sandbox) choices() []string    { return []string{"docker", "podman", "host"} }
 
 // nodeDecoder is implemented by pointers to the types that decode themselves.
 type nodeDecoder interface {
@@ -338,6 +341,8 @@ func (t Test) with(other Test) Test {
 	}
 	return t
 }
+
+func (r *ReuseProof) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &r.Text, r.choices()) }
 
 func (s *Sandbox) decodeNode(d *decoder, n *yaml.Node) { d.choice(n, &s.Text, s.choices()) }
 

@@ -56,7 +56,11 @@ func (a *Audits) recorded(dir, sum string) (index.Facts, bool) {
 			}
 			for _, f := range r.Files {
 				if r.Audit != nil && f.Name == r.Audit.File {
-					a.facts[dir][f.SHA256] = recordFacts(r)
+					facts := recordFacts(r)
+					if other, shared := a.facts[dir][f.SHA256]; shared {
+						facts = mergeFacts(other, facts)
+					}
+					a.facts[dir][f.SHA256] = facts
 				}
 			}
 		}
@@ -70,6 +74,18 @@ func recordFacts(r *record.Record) index.Facts {
 	facts := auditFacts(r.Audit)
 	facts.Coordinates = rowCoordinates(&r.Recipe.Row, usesTorch(r.Audit))
 	return facts
+}
+
+// mergeFacts is what is stored of a wheel that serves several rows, which differ in torch alone.
+func mergeFacts(a, b index.Facts) index.Facts {
+	torches := slices.Concat(a.Coordinates.Torch, b.Coordinates.Torch)
+	slices.SortFunc(torches, func(a, b string) int {
+		va, _ := wheel.ParseVersion(a)
+		vb, _ := wheel.ParseVersion(b)
+		return va.Compare(vb)
+	})
+	a.Coordinates.Torch = slices.Compact(torches)
+	return a
 }
 
 // rowCoordinates is for what the wheel of a row was built. The torch of the row counts if the wheel

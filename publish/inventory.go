@@ -116,7 +116,7 @@ func ReadInventory(ctx context.Context, dist string, rows []matrix.Row, opts Inv
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	inv := &Inventory{Rows: states, Units: slices.Concat(units...)}
+	inv := &Inventory{Rows: states, Units: together(slices.Concat(units...))}
 	for _, s := range opts.Skipped {
 		inv.Rows = append(inv.Rows, RowState{ID: s.Row.ID, State: RowSkipped, Reason: s.Reason})
 	}
@@ -136,6 +136,27 @@ func ReadInventory(ctx context.Context, dist string, rows []matrix.Row, opts Inv
 		}
 	}
 	return inv, nil
+}
+
+// together makes one unit of those of rows that share a file: that of the row which it was built
+// for, if it is among them, for the torch releases of all.
+func together(units []Unit) []Unit {
+	first := map[string]int{}
+	var out []Unit
+	for _, u := range units {
+		i, shared := first[u.File.SHA256+u.File.Name]
+		if !shared {
+			first[u.File.SHA256+u.File.Name] = len(out)
+			out = append(out, u)
+			continue
+		}
+		facts := mergeFacts(out[i].File.Facts, u.File.Facts)
+		if u.Record.Reuse == nil {
+			out[i] = u
+		}
+		out[i].File.Facts = facts
+	}
+	return out
 }
 
 func isDistribution(name string) bool {
@@ -172,7 +193,7 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 	for _, f := range built.Files {
 		names = append(names, f.Name)
 	}
-	if !slices.EqualFunc(state.Files, names, func(want, got string) bool { return row.Made(want, got, built.Recipe.Settings.Repair != "") }) {
+	if built.Reuse == nil && !slices.EqualFunc(state.Files, names, func(want, got string) bool { return row.Made(want, got, built.Recipe.Settings.Repair != "") }) {
 		return end(RowRejected, "the record has the files %s", strings.Join(names, ", "))
 	}
 	state.Files = names

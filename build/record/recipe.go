@@ -36,10 +36,20 @@ type Recipe struct {
 	// Native says that the wheel must contain compiled code.
 	Native bool `json:"native"`
 
+	// Donors are the rows whose wheel may serve this one, if it is proven to; they affect neither
+	// digest.
+	Donors []Donor `json:"donors,omitempty"`
+
 	// BuildDigest covers what affects the files, Digest also what affects the
 	// verdict of the tests. [Recipe.Seal] sets them.
 	BuildDigest string `json:"build_digest"`
 	Digest      string `json:"digest"`
+}
+
+// Donor is a row whose wheel may serve another one, as it is built now.
+type Donor struct {
+	Row         string `json:"row"`
+	BuildDigest string `json:"build_digest"`
 }
 
 // Source is where the code of a row comes from, fixed to exact bytes.
@@ -63,7 +73,7 @@ func (r *Recipe) Seal() {
 // digest hashes the recipe. Resources and descriptions change no file and no verdict.
 func (r *Recipe) digest(withTest bool) string {
 	c := *r
-	c.BuildDigest, c.Digest = "", ""
+	c.BuildDigest, c.Digest, c.Donors, c.Settings.Reuse = "", "", nil, ""
 	c.Settings.Description, c.Settings.Resources = "", matrix.ResourceSettings{}
 	if !withTest {
 		c.Settings.Test, c.Settings.Audit, c.TestImage = matrix.TestSettings{}, nil, ""

@@ -35,8 +35,10 @@ type Record struct {
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
 	// Built is when the files were made, if this run only tested them again.
-	Built  *time.Time `json:"built,omitempty"`
-	Stages []Stage    `json:"stages"`
+	Built *time.Time `json:"built,omitempty"`
+	// Reuse is set if the files are those of another row.
+	Reuse  *Reuse  `json:"reuse,omitempty"`
+	Stages []Stage `json:"stages"`
 
 	Image       string      `json:"image,omitempty"` // pinned
 	OS          string      `json:"os,omitempty"`
@@ -62,6 +64,23 @@ type Record struct {
 	PeakMemoryBytes int64         `json:"peak_memory_bytes"`
 	Audit           *audit.Report `json:"audit,omitempty"` // nil without a wheel
 	Test            Test          `json:"test"`
+}
+
+// Reuse is why the wheel of another row serves a row: what the audit of the wheel says of this row's
+// torch, and how it was proven. Test in the record has what was loaded.
+type Reuse struct {
+	Row    string `json:"row"`   // that the wheel was built for
+	Torch  string `json:"torch"` // that it was proven with
+	Proof  string `json:"proof"` // import or tests
+	Reason string `json:"reason"`
+}
+
+// ProofName is how it was proven; "" if the row was compiled.
+func (r *Reuse) ProofName() string {
+	if r == nil {
+		return ""
+	}
+	return r.Proof
 }
 
 // Stage is one stage with the time it took, or why it did not run.
@@ -166,6 +185,8 @@ type Outputs struct {
 	Files    []File    `json:"files"`
 	Test     string    `json:"test"`
 	Compiles *Compiles `json:"compiles,omitempty"`
+	// Proof is that of Reuse; "" if the row was compiled.
+	Proof string `json:"proof,omitempty"`
 }
 
 // Test is the verdict of the test stage: "passed", "failed" or "not run" (Why).

@@ -314,6 +314,8 @@ type rowJSON struct {
 	Compiles *record.Compiles `json:"compiles,omitempty"`
 	Files    []record.File    `json:"files"`
 	Dir      string           `json:"attempt_dir,omitempty"`
+	// Reuse says which row the wheel was built for, if it is another one, and how it was proven.
+	Reuse *record.Reuse `json:"reuse,omitempty"`
 	// Warnings are those of build and audit.
 	Warnings []string `json:"warnings,omitempty"`
 	// Diagnosis is the id of the cause of a failure; docs/diagnoses.md lists them.
@@ -329,7 +331,7 @@ func jsonResult(result *build.Result) any {
 		}
 		if r.Record != nil {
 			rows[i].Test, rows[i].Files, rows[i].Compiles = r.Record.Test.Result, r.Record.Files, r.Record.Compiles
-			rows[i].Warnings = r.Record.Warnings
+			rows[i].Warnings, rows[i].Reuse = r.Record.Warnings, r.Record.Reuse
 		}
 		if e, ok := errors.AsType[*build.RowError](r.Err); ok {
 			rows[i].Diagnosis = e.Diagnosis.ID
@@ -358,7 +360,11 @@ func (a *app) printResult(result *build.Result, did string) error {
 		if n := r.JobReport.Result.PeakMemoryBytes; n > 0 {
 			peak = units.Bytes(n)
 		}
-		table.Add(r.Row.ID, string(r.Status), test, ui.Duration(r.Wall), peak, size, share)
+		status := string(r.Status)
+		if r.Record != nil && r.Record.Reuse != nil && r.Status == engine.StatusDone {
+			status = "proven"
+		}
+		table.Add(r.Row.ID, status, test, ui.Duration(r.Wall), peak, size, share)
 	}
 	if err := table.Write(a.stdout, a.out); err != nil {
 		return err
@@ -372,6 +378,15 @@ func (a *app) printResult(result *build.Result, did string) error {
 		fmt.Fprintln(a.stdout)
 		for _, line := range lines {
 			fmt.Fprintln(a.stdout, line)
+		}
+	}
+	proven := 0
+	for _, r := range result.Rows {
+		if r.Record != nil && r.Record.Reuse != nil {
+			if proven++; proven == 1 {
+				fmt.Fprintln(a.stdout)
+			}
+			fmt.Fprintf(a.stdout, "%s reuses %s, proven by %s with torch %s: %s\n", r.Row.ID, r.Record.Reuse.Row, r.Record.Reuse.Proof, r.Record.Reuse.Torch, r.Record.Reuse.Reason)
 		}
 	}
 	counts := []string{fmt.Sprintf("%d %s", result.Count(engine.StatusDone), did)}
@@ -390,6 +405,9 @@ func (a *app) printResult(result *build.Result, did string) error {
 		}
 	}
 	fmt.Fprintf(a.stdout, "\n%s in %s\n", strings.Join(counts, ", "), ui.Duration(result.Ended.Sub(result.Started)))
+	if compiled := result.Count(engine.StatusDone, engine.StatusReused) - proven; proven > 0 && did == "built" {
+		fmt.Fprintf(a.stdout, "%s: %d compiled, %d proven\n", units.Count(len(result.Rows), "row"), compiled, proven)
+	}
 	if line := compileLine(result); line != "" && did == "built" {
 		fmt.Fprintln(a.stdout, line)
 	}

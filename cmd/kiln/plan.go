@@ -82,6 +82,8 @@ type planned struct {
 	config *matrix.File
 	file   string
 	table  *compat.Table
+	// reuse are the rows that need no compiler.
+	reuse []build.Expected
 	// standing is what there is of the rows already, without those of which there is nothing.
 	standing map[string]record.Standing
 	// sources are the texts that diagnostics point into.
@@ -326,6 +328,8 @@ func planJSON(p *planned, makespan *planMakespan) any {
 		Estimate matrix.Estimate           `json:"estimate"`
 		Makespan *planMakespan             `json:"makespan,omitempty"`
 		Findings diag.List                 `json:"findings"`
+		// Reuse are the rows that need no compiler.
+		Reuse []build.Expected `json:"reuse,omitempty"`
 		// Standing says of rows that dist/ has whether they are "built" or "stale".
 		Standing map[string]record.Standing `json:"standing,omitempty"`
 	}{
@@ -335,7 +339,7 @@ func planJSON(p *planned, makespan *planMakespan) any {
 			"os": p.plan.Counts("os"), "toolkit": p.plan.CountedToolkits(), "torch": p.plan.Counts("torch"),
 			"python": p.plan.Counts("python"), "kind": p.plan.Counts("kind"), "package": p.plan.Counts("package"),
 		},
-		Estimate: p.plan.Estimate, Makespan: makespan, Findings: findings, Standing: p.standing,
+		Estimate: p.plan.Estimate, Makespan: makespan, Findings: findings, Standing: p.standing, Reuse: p.reuse,
 	}
 }
 
@@ -344,6 +348,15 @@ var builtWord = map[record.Standing]string{record.StandingNone: "-", record.Stan
 
 // look finds out which rows were built, and from what they are now.
 func (p *planned) look(dist string) {
+	defer func() {
+		p.reuse = build.ExpectReuse(p.plan, cmp.Or(p.table, compat.Default()), func(row *matrix.Row) *record.Record {
+			if p.standing[row.ID] != record.StandingBuilt {
+				return nil
+			}
+			r, _ := record.Read(dist, row.ID) // one that cannot be read says nothing
+			return r
+		})
+	}()
 	p.standing = map[string]record.Standing{}
 	for i := range p.plan.Rows {
 		if s := record.Stands(dist, &p.plan.Rows[i]); s != record.StandingNone {
@@ -393,6 +406,16 @@ func (a *app) printPlan(p *planned) error {
 			fmt.Fprintln(w, line)
 		}
 	}
+	for i, e := range p.reuse {
+		if i == 0 {
+			fmt.Fprintln(w)
+		}
+		proof := "to be proven by "
+		if e.Proven {
+			proof = "proven by "
+		}
+		fmt.Fprintf(w, "%s reuses %s, %s%s: %s\n", e.Row, e.From, proof, e.Proof, e.Reason)
+	}
 	fmt.Fprintln(w)
 	if len(plan.Skipped) > 0 {
 		if err := writeSkips(w, a.out, plan.Skipped); err != nil {
@@ -439,6 +462,9 @@ func (a *app) printPlan(p *planned) error {
 	if served := plan.Served(p.table); served > len(plan.Rows) {
 		fmt.Fprintf(w, "stable ABIs: %s combinations of torch and Python with %s, %s saved\n",
 			units.Number(served), units.Count(len(plan.Rows), "row"), units.Count(served-len(plan.Rows), "row"))
+	}
+	if n := len(p.reuse); n > 0 {
+		fmt.Fprintf(w, "reuse: %s to compile, %s to prove with the wheels of others\n", units.Count(len(plan.Rows)-n, "row"), units.Number(n))
 	}
 	if len(plan.Rows) > 0 {
 		fmt.Fprintln(w, estimateLine(plan.Estimate))

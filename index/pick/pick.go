@@ -535,6 +535,14 @@ func (j *judge) judgeTorch(c *Choice, f *index.File, miss func(string, string, .
 		c.torch = -distance(newest, j.torchMinor)
 		return
 	}
+	label := index.ParseLabel(f.Version().Local()).Torch
+	switch {
+	case len(c.Built.Torch) < 2 || slices.Contains(label, j.torchMinor):
+	case len(label) > 0:
+		c.Notes = append(c.Notes, fmt.Sprintf("it was built for torch %s; it serves torch %s too, which the build proved", label[0], j.torchMinor))
+	default:
+		c.Notes = append(c.Notes, "one file for "+versionRange(c.Built.Torch))
+	}
 	if abi := labelABI(f.Version().Local()); abi != "" && j.m.TorchABI != "" && abi != j.m.TorchABI {
 		miss("abi", "was built with _GLIBCXX_USE_CXX11_ABI %s, the installed torch with %s", abi, j.m.TorchABI)
 	}

@@ -79,6 +79,14 @@ func TestPick(t *testing.T) {
 			machine: on(func(m *pick.Target) { m.OS, m.Glibc, m.Arch = "windows", "", "amd64" }),
 			best:    "fa-2.8.3+cu128.torch2.9-cp312-cp312-win_amd64.whl",
 		},
+		"a wheel that was proven with a later torch": {
+			machine: workstation, files: []*index.File{pickFile("fa-2.8.3+cu128.torch2.8-cp312-cp312-manylinux_2_28_x86_64.whl", built("cu128", "2.8", "2.9"))},
+			best: "fa-2.8.3+cu128.torch2.8-cp312-cp312-manylinux_2_28_x86_64.whl", note: "it was built for torch 2.8; it serves torch 2.9 too, which the build proved",
+		},
+		"a wheel on the stable ABI": {
+			machine: workstation, files: []*index.File{pickFile("fa-2.8.3+cu128-cp312-cp312-manylinux_2_28_x86_64.whl", built("cu128", "2.8", "2.9", "2.10"))},
+			best: "fa-2.8.3+cu128-cp312-cp312-manylinux_2_28_x86_64.whl", note: "one file for torch 2.8 to 2.10",
+		},
 		"older torch": {
 			machine: on(func(m *pick.Target) { m.Torch = "2.8.1+cu126"; m.TorchCUDA = "12.6" }),
 			best:    "fa-2.8.3+cu126.torch2.8-cp312-cp312-manylinux_2_28_x86_64.whl",

@@ -127,6 +127,8 @@ func document(owner, example string) (string, error) {
 		if keys["python"] == nil {
 			body += "        python: \"3.12\"\n"
 		}
+	case "Reuse":
+		body = versions + "    matrix: [{torch: [\"2.11.0\", \"2.12.0\"]}]\n    reuse:\n" + indent(6, "")
 	case "TorchAxis":
 		body = versions + "    matrix:\n      - torch:\n" + indent(12, "")
 	case "PythonAxis":

@@ -226,6 +226,7 @@ var leftOut = map[string]string{
 	"Package.Source":      "the public package index",
 	"Package.TorchSource": "PyTorch's index",
 	"Package.Arch":        "see [GPU architectures](#gpu-architectures)",
+	"Package.Reuse":       "every row is compiled",
 	"Package.Matrix":      "the [base form](#a-first-file)",
 	"Package.WheelTag":    "the tag of the interpreter",
 
@@ -313,6 +314,7 @@ var parts = []part{
 	{"Source", "The source code", "source.", "`source`", "source", "sources"},
 	{"TorchSource", "Torch source", "torch_source.", "`torch_source`", "map", "maps"},
 	{"Python", "Which Python is used", "python.", "`python`", "map", "maps"},
+	{"Reuse", "Rows that are proven", "reuse.", "`reuse`", "map", "maps"},
 	{"VersionFrom", "Version from a file", "version_from.", "`version_from`", "map", "maps"},
 	{"Group", "A group of rows", "matrix[].", "A group", "group", "groups"},
 	{"TorchAxis", "One wheel for many torch releases", "matrix[].torch.", "`torch` in a group or a row", "map", "maps"},

@@ -135,4 +135,5 @@ def main(source, out):
         print(name, version, sorted(wanted))
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

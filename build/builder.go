@@ -567,9 +567,28 @@ func (b *Builder) sweepTemps() {
 	}
 }
 
-// cleanDisk removes what can be made again.
+// diskReserve is what must be free for another attempt.
+const diskReserve = 2 << 30
+
+// cleanDisk removes what can be made again: downloads and tools first, and what took hours of
+// compiling only if that is not enough.
 func (b *Builder) cleanDisk(context.Context) error {
-	return os.RemoveAll(b.cacheDir())
+	entries, err := os.ReadDir(b.cacheDir())
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if name := e.Name(); name != ccacheName && name != "compilers" {
+			if err := os.RemoveAll(filepath.Join(b.cacheDir(), name)); err != nil {
+				return err
+			}
+		}
+	}
+	if free, err := fsx.FreeSpace(b.cacheDir()); err == nil && free >= diskReserve {
+		return nil
+	}
+	b.Log.Warn("the disk is full: the compile cache is removed too")
+	return os.RemoveAll(filepath.Join(b.cacheDir(), ccacheName))
 }
 
 func (b *Builder) ownerID() (err error) {

@@ -28,6 +28,9 @@ const insideSlots = "/kiln/slots"
 // defaultCacheBytes is how much compiled code is kept.
 const defaultCacheBytes = 20e9
 
+// ccacheName is the folder of compiled code among the caches.
+const ccacheName = "ccache"
+
 // callsName is the name of the list of calls in the folder of an attempt.
 const callsName = "calls.jsonl"
 
@@ -113,7 +116,7 @@ func newSharing(ctx context.Context, a *attempt, env map[string]string) (*sharin
 	if err != nil {
 		return nil, err
 	}
-	cache := path.Join(a.box.Inside(a.builder.cacheDir()), "ccache")
+	cache := path.Join(a.box.Inside(a.builder.cacheDir()), ccacheName)
 	search := share.CompilerOptions{
 		Program: a.box.Inside(a.builder.Kiln), Path: strings.Split(env["PATH"], ":"), Bin: path.Join(inside, "bin"), Map: mappings,
 		HostCompiler: a.tools.CXX, Memo: path.Join(a.box.Inside(a.builder.cacheDir()), "compilers"), Temp: path.Join(inside, "tmp"),
@@ -283,6 +286,9 @@ func (s *sharing) finish(ctx context.Context, records []launcher.Entry) error {
 		return err
 	}
 	in.Axes = axesOf(&s.Row)
+	if text := in.Python(); text != "" {
+		s.warn("%s", text)
+	}
 	if err := share.WriteCalls(s.builder.StateDir, &in); err != nil {
 		return err
 	}

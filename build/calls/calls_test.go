@@ -47,6 +47,25 @@ func TestRecordsTorn(t *testing.T) {
 	}
 }
 
+// GPU sources that read Python.h are named, with the include that brings it; C++ sources need it.
+func TestPython(t *testing.T) {
+	in := &Inputs{
+		Files: []string{"/kiln/work/share/inc/site/torch/include/torch/extension.h", "/kiln/work/share/inc/python/Python.h"},
+		Calls: []Unit{
+			{Source: "/kiln/work/source/csrc/a.cu", Tool: "nvcc", Read: []int{0, 1}}, {Source: "/kiln/work/source/csrc/b.cu", Tool: "nvcc"},
+			{Source: "/kiln/work/source/csrc/c.cpp", Tool: "g++", Read: []int{0, 1}},
+		},
+	}
+	const want = "compiled again for every Python, as they read Python.h: csrc/a.cu; they get it through torch/extension.h: " +
+		"with #include <torch/types.h> in its place, and bindings in a .cpp file, they are compiled once"
+	if got := in.Python(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if got := (&Inputs{Calls: in.Calls[1:]}).Python(); got != "" {
+		t.Error(got)
+	}
+}
+
 func TestExplain(t *testing.T) {
 	in := func(digests ...string) *Inputs {
 		return &Inputs{Files: []string{"/kiln/work/source/k.cu", "/usr/include/a.h", "/kiln/work/share/inc/torch/torch.h"}[:len(digests)], Digests: digests}

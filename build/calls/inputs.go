@@ -3,9 +3,11 @@
 package calls
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path"
 	"slices"
@@ -245,4 +247,45 @@ func firstArgument(a, b []string) (Difference, bool) {
 		d.B = b[i]
 	}
 	return d, true
+}
+
+// Python says which sources for GPUs are compiled again for every Python, as they read Python.h; ""
+// if none is. Kernels need nothing of Python: the header that brings it can be replaced.
+func (in *Inputs) Python() string {
+	var sources []string
+	through := ""
+	for _, u := range in.Calls {
+		if u.Tool != "nvcc" && u.Tool != "hipcc" {
+			continue
+		}
+		reads, header := false, ""
+		for _, i := range u.Read {
+			if i < 0 || i >= len(in.Files) {
+				continue
+			}
+			for _, name := range []string{"torch/extension.h", "torch/python.h", "pybind11/pybind11.h"} {
+				if header == "" && strings.HasSuffix(in.Files[i], "/"+name) {
+					header = name
+				}
+			}
+			reads = reads || path.Base(in.Files[i]) == "Python.h"
+		}
+		if reads {
+			sources, through = append(sources, strings.TrimPrefix(u.Source, launcher.CanonicalWork+"/source/")), cmp.Or(through, header)
+		}
+	}
+	if len(sources) == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("compiled again for every Python, as they read Python.h: %s", strings.Join(sources[:min(len(sources), 3)], ", "))
+	if n := len(sources) - 3; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	switch {
+	case strings.HasPrefix(through, "torch/"):
+		text += "; they get it through " + through + ": with #include <torch/types.h> in its place, and bindings in a .cpp file, they are compiled once"
+	case through != "":
+		text += "; they get it through " + through + ": with bindings in a .cpp file they are compiled once"
+	}
+	return text
 }

@@ -145,18 +145,15 @@ func next(args []string, i int) string {
 // pipIndex asks pip which index it uses: the configured one or its own default. It is ""
 // if there is no pip; then packages.yml or --index-url must say.
 func pipIndex(ctx context.Context, env []string) string {
+	// One process: each start of pip takes seconds on a busy machine.
 	const ask = `
-import subprocess, sys
-for key in "install.index-url", "global.index-url":
-    got = subprocess.run([sys.executable, "-m", "pip", "config", "get", key], capture_output=True, text=True)
-    if got.returncode == 0 and got.stdout.strip():
-        print(got.stdout.strip())
-        break
-else:
-    from pip._internal.models.index import PyPI
+import sys
+from pip._internal.cli.main import main
+from pip._internal.models.index import PyPI
+if main(["config", "get", "install.index-url"]) and main(["config", "get", "global.index-url"]):
     print(PyPI.simple_url)
 `
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	var out bytes.Buffer
 	cmd := run.Cmd{Argv: []string{"python3", "-c", ask}, Env: env, Stdout: &out, Stderr: &bytes.Buffer{}}

@@ -15,7 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/build/calls"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/build/share"
 	"github.com/kiln-build/kiln/build/report"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
@@ -469,8 +471,33 @@ func (a *app) printPlan(p *planned) error {
 	if len(plan.Rows) > 0 {
 		fmt.Fprintln(w, estimateLine(plan.Estimate))
 	}
+	for _, line := range notShared(p) {
+		fmt.Fprintln(w, line)
+	}
 	_, err := a.stdout.Write(w.Bytes())
 	return err
+}
+
+// notShared says what of a package is compiled again for every Python, as the last build of one of
+// its rows showed.
+func notShared(p *planned) (lines []string) {
+	state := filepath.Join(filepath.Dir(p.file), filepath.Dir(filepath.FromSlash(defaultHistory)))
+	seen := map[string]bool{}
+	for i := range p.plan.Rows {
+		r := &p.plan.Rows[i]
+		if seen[r.Package] {
+			continue
+		}
+		in, err := calls.ReadInputs(filepath.Join(share.CallsDir(state), r.ID+".json"))
+		if err != nil {
+			continue // not built yet
+		}
+		seen[r.Package] = true
+		if text := in.Python(); text != "" {
+			lines = append(lines, r.Package+": "+text)
+		}
+	}
+	return lines
 }
 
 // imageLegend says on which systems the wheels from the images of a plan run.

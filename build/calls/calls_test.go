@@ -52,7 +52,8 @@ func TestPython(t *testing.T) {
 	in := &Inputs{
 		Files: []string{"/kiln/work/share/inc/site/torch/include/torch/extension.h", "/kiln/work/share/inc/python/Python.h"},
 		Calls: []Unit{
-			{Source: "/kiln/work/source/csrc/a.cu", Tool: "nvcc", Read: []int{0, 1}}, {Source: "/kiln/work/source/csrc/b.cu", Tool: "nvcc"},
+			{Source: "/kiln/work/source/csrc/a.cu", Tool: "nvcc", Read: []int{0, 1}},
+			{Source: "/kiln/work/source/csrc/b.cu", Tool: "nvcc"},
 			{Source: "/kiln/work/source/csrc/c.cpp", Tool: "g++", Read: []int{0, 1}},
 		},
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"syscall"
 
 	"github.com/kiln-build/kiln/internal/run"
 )
@@ -77,8 +78,11 @@ func CauseOf(err error) Cause {
 	case errors.Is(err, context.DeadlineExceeded):
 		return CauseTime
 	}
-	if _, ok := errors.AsType[net.Error](err); ok {
-		return CauseNetwork
+	if e, ok := errors.AsType[net.Error](err); ok {
+		// The number of a system's error has the methods of a net.Error, but may be that of a file.
+		if _, number := e.(syscall.Errno); !number { //nolint:errorlint // the one that was found
+			return CauseNetwork
+		}
 	}
 	return CauseFault
 }

@@ -816,6 +816,8 @@ func TestCauseOf(t *testing.T) {
 		{context.Canceled, engine.CauseCanceled},
 		{context.DeadlineExceeded, engine.CauseTime},
 		{&net.DNSError{Err: "no such host"}, engine.CauseNetwork},
+		{&net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}, engine.CauseNetwork},
+		{&os.PathError{Op: "open", Path: "x", Err: syscall.ENOENT}, engine.CauseFault},
 		{&run.Error{State: run.State{ExitCode: -1, Signal: "SIGKILL"}}, engine.CauseMemory},
 		{&run.Error{State: run.State{ExitCode: 137}}, engine.CauseMemory},
 		{&run.Error{State: run.State{ExitCode: -1, Signal: "SIGKILL"}, Cause: context.Canceled}, engine.CauseCanceled},

@@ -29,6 +29,9 @@ const (
 	workerName  = "worker.json"
 )
 
+// stateLimit is how large a file of one worker may be.
+const stateLimit = 64 << 20
+
 // outcome is what a worker leaves: a result, or why there is none.
 type outcome struct {
 	Result Result `json:"result"`
@@ -298,7 +301,7 @@ func openEvents(path string) (*os.File, error) {
 }
 
 func readWorker(dir string) (*WorkerState, error) {
-	text, err := os.ReadFile(filepath.Join(dir, workerName))
+	text, err := fsx.ReadFile(filepath.Join(dir, workerName), stateLimit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // No worker yet is the usual case.
 	}
@@ -384,7 +387,7 @@ func (a *Attempt) Follow(ctx context.Context, every time.Duration, alive func(co
 }
 
 func readOutcome(dir string) (*outcome, error) {
-	text, err := os.ReadFile(filepath.Join(dir, outcomeName))
+	text, err := fsx.ReadFile(filepath.Join(dir, outcomeName), stateLimit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // No result yet is the usual case.
 	}

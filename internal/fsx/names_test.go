@@ -102,3 +102,34 @@ func TestReplaceOpen(t *testing.T) {
 		t.Errorf("%v, %v", entries, err)
 	}
 }
+
+// TestReadReplaced: a file that is replaced at the same moment is read, as it was or as it is.
+func TestReadReplaced(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	if err := fsx.WriteFile(file, []byte("whole"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		var err error
+		for i := 0; i < 100 && err == nil; i++ {
+			err = fsx.WriteFile(file, []byte("whole"), 0o666)
+		}
+		done <- err
+	}()
+	for {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("write: %v", err)
+			}
+			return
+		case <-time.After(time.Millisecond): // a reader that never rests keeps the writer out on Windows
+		}
+		if text, err := fsx.ReadFile(file, 100); err != nil || string(text) != "whole" {
+			t.Errorf("read %q, %v", text, err)
+			<-done
+			return
+		}
+	}
+}

@@ -50,7 +50,7 @@ func Open(path string) (*os.File, error) {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	// Without waiting, and checked again: it may have been exchanged in between.
-	f, err := os.OpenFile(path, os.O_RDONLY|openNonblock, 0)
+	f, err := openInput(path)
 	if err != nil {
 		return nil, err
 	}

@@ -88,7 +88,9 @@ func retry(op func() error) error {
 	}
 }
 
-// openNonblock keeps open(2) from waiting for the other end of a pipe.
-const openNonblock = unix.O_NONBLOCK
+// openInput does not wait for the other end of a pipe.
+func openInput(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+}
 
 func rename(from, to string) error { return os.Rename(from, to) }

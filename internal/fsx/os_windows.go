@@ -45,7 +45,7 @@ var renameTime = 2 * time.Second
 // rename replaces a file as other systems do: also one that is read-only, or that another program
 // has open for a moment.
 func rename(from, to string) error {
-	for wait, end := time.Millisecond, time.Now().Add(renameTime); ; wait = min(2*wait, 100*time.Millisecond) {
+	for wait, end := time.Millisecond, time.Now().Add(renameTime); ; wait = min(2*wait, 20*time.Millisecond) {
 		err := os.Rename(from, to)
 		if err == nil || !errors.Is(err, windows.ERROR_ACCESS_DENIED) && !errors.Is(err, windows.ERROR_SHARING_VIOLATION) && !errors.Is(err, windows.ERROR_LOCK_VIOLATION) {
 			return err
@@ -106,4 +106,14 @@ func freeSpace(path string) (int64, error) {
 	return int64(min(available, 1<<63-1)), nil
 }
 
-const openNonblock = 0
+// openInput waits for programs that have the file to themselves, as [rename] does: one that gives a
+// file its name has it so for a moment.
+func openInput(path string) (*os.File, error) {
+	for wait, end := time.Millisecond, time.Now().Add(renameTime); ; wait = min(2*wait, 20*time.Millisecond) {
+		f, err := os.Open(path)
+		if err == nil || !errors.Is(err, windows.ERROR_SHARING_VIOLATION) || time.Now().After(end) {
+			return f, err
+		}
+		time.Sleep(wait)
+	}
+}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -50,6 +49,7 @@ const (
 	stateMagic = "kiln-index 1"
 	stateFile  = "projects"
 	stateDir   = ".kiln"
+	stateLimit = 1 << 40 // more than any index has
 )
 
 func newState() *state { return &state{entries: map[string]*entry{}} }
@@ -244,7 +244,7 @@ func countFiles(data []byte) (n int, err error) {
 
 // readState reads the state in dir; a missing one is empty.
 func readState(dir string) (*state, error) {
-	data, err := os.ReadFile(filepath.Join(dir, stateDir, stateFile))
+	data, err := fsx.ReadFile(filepath.Join(dir, stateDir, stateFile), stateLimit)
 	if errors.Is(err, fs.ErrNotExist) {
 		return newState(), nil
 	}

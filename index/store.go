@@ -99,7 +99,7 @@ func (s *Store) Dir() string { return s.dir }
 
 // Files counts the files of the index without reading what is known of them.
 func (s *Store) Files() (int, error) {
-	data, err := os.ReadFile(filepath.Join(s.dir, stateDir, stateFile))
+	data, err := fsx.ReadFile(filepath.Join(s.dir, stateDir, stateFile), stateLimit)
 	n := 0
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -129,7 +129,7 @@ func (s *Store) Config() (Config, error) {
 
 // readConfig also returns a checksum of what pages depend on.
 func (s *Store) readConfig() (config Config, sum uint32, err error) {
-	data, err := os.ReadFile(s.configPath())
+	data, err := fsx.ReadFile(s.configPath(), stateLimit)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:

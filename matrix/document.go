@@ -875,7 +875,7 @@ type WorkflowKiln struct {
 	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}
 	Index Text `json:"index,omitempty"`
 	// The address of the program. `{platform}` stands for `linux-amd64`, `linux-arm64` or
-	// `windows-amd64`.
+	// `windows-amd64`, and `{exe}` for `.exe` on Windows and for nothing elsewhere.
 	//
 	//	url: "https://example.org/kiln/v0.1.0/kiln-{platform}"
 	//	sha256: {linux-amd64: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855}

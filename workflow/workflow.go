@@ -102,7 +102,7 @@ var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./@:-]+$`)
 var release = regexp.MustCompile(`^v?([0-9]+\.[0-9]+\.[0-9]+((a|b|rc)[0-9]+)?)$`)
 
 // releaseFiles is where the programs of a release are.
-const releaseFiles = "https://github.com/kiln-build/kiln/releases/download/v%[1]s/kiln-%[1]s-{platform}"
+const releaseFiles = "https://github.com/kiln-build/kiln/releases/download/v%[1]s/kiln-%[1]s-{platform}{exe}"
 
 // New writes a workflow for GitHub Actions: a job that plans, a job per row, then release, index
 // and pages. Equal options give equal bytes.

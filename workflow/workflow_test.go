@@ -1,6 +1,7 @@
 package workflow_test
 
 import (
+	"cmp"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
@@ -86,6 +87,9 @@ const someSum = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b85
 
 var someSums = map[string]string{"linux-amd64": someSum, "darwin-arm64": someSum}
 
+// allSums are those of a kiln whose maker knows the programs of all platforms.
+var allSums = map[string]string{"linux-amd64": someSum, "windows-amd64": someSum}
+
 func parsePlan(t *testing.T, text string) (*matrix.File, *matrix.Plan) {
 	t.Helper()
 	file, list := matrix.Parse("packages.yml", []byte(text))
@@ -111,7 +115,7 @@ func TestWorkflow(t *testing.T) {
 				text, _, _ = bytes.Cut(text, []byte("\nworkflow:"))
 			}
 			file, plan := parsePlan(t, string(text)+c.more)
-			got, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml", Version: "0.1.0", Sums: someSums})
+			got, err := workflow.New(workflow.Options{Plan: plan, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml", Version: "0.1.0", Sums: allSums})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -239,7 +243,7 @@ packages:
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"linux3:", "fromJSON(needs.prepare.outputs.linux3)", "needs: [prepare, linux, linux2, linux3]", "path: a/dist\n", "releases/download/v0.1.0/kiln-0.1.0-{platform}"} {
+	for _, want := range []string{"linux3:", "fromJSON(needs.prepare.outputs.linux3)", "needs: [prepare, linux, linux2, linux3]", "path: a/dist\n", "releases/download/v0.1.0/kiln-0.1.0-{platform}{exe}"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the workflow has no %q", want)
 		}
@@ -254,7 +258,7 @@ func TestCheckJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, plan := parsePlan(t, string(text))
-	if err := workflow.CheckJobs(plan); err != nil || len(plan.HostedJobs()) != 50 {
+	if err := workflow.CheckJobs(plan); err != nil || len(plan.HostedJobs()) != 88 {
 		t.Errorf("the example as shipped: %d jobs, %v", len(plan.HostedJobs()), err)
 	}
 	text, _, _ = bytes.Cut(text, []byte("\nworkflow:"))
@@ -373,21 +377,27 @@ func TestInstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256([]byte(program))
+	// The name that a release gives to the program for Windows.
+	if err := os.Link(filepath.Join(dir, "kiln-linux-amd64"), filepath.Join(dir, "kiln-windows-amd64.exe")); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
-		name, arch, sums string
-		ok               bool
+		name, platform, sums string
+		ok                   bool
 	}{
-		{"right", "X64", "windows-amd64=0 linux-amd64=" + hex.EncodeToString(sum[:]), true},
-		{"other bytes", "X64", "linux-amd64=" + strings.Repeat("0", 64), false},
-		{"no hash", "X64", "windows-amd64=" + hex.EncodeToString(sum[:]), false},
-		{"no such platform", "RISCV", "linux-amd64=" + hex.EncodeToString(sum[:]), false},
+		{"right", "Linux-X64", "windows-amd64=0 linux-amd64=" + hex.EncodeToString(sum[:]), true},
+		{"Windows", "Windows-X64", "linux-amd64=0 windows-amd64=" + hex.EncodeToString(sum[:]), true},
+		{"other bytes", "Linux-X64", "linux-amd64=" + strings.Repeat("0", 64), false},
+		{"no hash", "Linux-X64", "windows-amd64=" + hex.EncodeToString(sum[:]), false},
+		{"no such platform", "Linux-RISCV", "linux-amd64=" + hex.EncodeToString(sum[:]), false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			temp := t.TempDir()
 			paths := filepath.Join(temp, "paths")
 			cmd := exec.CommandContext(t.Context(), "bash", "-e", "-o", "pipefail", "-c", script)
-			cmd.Env = append(os.Environ(), "RUNNER_OS=Linux", "RUNNER_ARCH="+tc.arch, "RUNNER_TEMP="+temp, "GITHUB_PATH="+paths,
-				"KILN_URL=file://"+dir+"/kiln-{platform}", "KILN_SHA256="+tc.sums)
+			system, arch, _ := strings.Cut(tc.platform, "-")
+			cmd.Env = append(os.Environ(), "RUNNER_OS="+system, "RUNNER_ARCH="+arch, "RUNNER_TEMP="+temp, "GITHUB_PATH="+paths,
+				"KILN_URL=file://"+dir+"/kiln-{platform}{exe}", "KILN_SHA256="+tc.sums)
 			out, err := cmd.CombinedOutput()
 			if (err == nil) != tc.ok {
 				t.Fatalf("%v\n%s", err, out)
@@ -399,7 +409,8 @@ func TestInstall(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := exec.CommandContext(t.Context(), filepath.Join(strings.TrimSpace(string(where)), "kiln")).Output()
+			name := map[string]string{"Windows": "kiln.exe"}[system]
+			got, err := exec.CommandContext(t.Context(), filepath.Join(strings.TrimSpace(string(where)), cmp.Or(name, "kiln"))).Output()
 			if string(got) != "fetched\n" {
 				t.Errorf("kiln printed %q, %v", got, err)
 			}

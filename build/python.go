@@ -313,6 +313,10 @@ func (e *environment) noPython(found []string, managed error) error {
 		b.WriteString("\nmanaged by kiln: not asked for, as the torch of the image is for its own Python")
 	}
 	fix := "install it, or put it on PATH; kiln brings one itself where uv can fetch it: see UV_PYTHON_INSTALL_MIRROR in docs/build.md"
+	if onWindows(e.box) {
+		version := strings.TrimSuffix(e.Row.Python, "t")
+		fix = "winget install --exact --id Python.Python." + version + "\nor: uv python install " + e.Row.Python + "\nkiln finds it in both places; one that is elsewhere must be on PATH"
+	}
 	if e.image != "" {
 		fix = "name an image that has it, or install it with image_setup: in packages.yml, for example\n" +
 			"  image_setup: [apt-get update, apt-get install -y python{python}-venv python{python}-dev]\n" +

@@ -62,33 +62,38 @@ func (a *attempt) keepShell() {
 // ErrNoShell says that a row has no environment to enter.
 var ErrNoShell = errors.New("no environment is kept")
 
-// Shell returns the command that opens a shell in the kept environment of a failed row. log gets the
-// output of making the environment.
-func Shell(ctx context.Context, stateDir, row string, log io.Writer, sandboxes func(name string) (sandbox.Maker, error)) (argv []string, err error) {
+// Shell returns the command that opens a shell in the kept environment of a failed row, and the
+// environment to start it with, nil for that of this process. log gets the output of making the
+// environment.
+func Shell(ctx context.Context, stateDir, row string, log io.Writer, sandboxes func(name string) (sandbox.Maker, error)) (argv, env []string, err error) {
 	stateDir, err = filepath.Abs(stateDir)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	text, err := os.ReadFile(filepath.Join(stateDir, "work", row, shellFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %w; it is kept when a row fails after its preparation", row, ErrNoShell)
+		return nil, nil, fmt.Errorf("%s: %w; it is kept when a row fails after its preparation", row, ErrNoShell)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var spec shellSpec
 	if err := json.Unmarshal(text, &spec); err != nil {
-		return nil, fmt.Errorf("%s: %w", shellFile, err)
+		return nil, nil, fmt.Errorf("%s: %w", shellFile, err)
 	}
 	makers, err := sandboxes(spec.Sandbox)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	box, err := makers.Open(ctx, sandbox.Spec{Name: row + "-shell", Owner: "shell", Image: spec.Image, Setup: spec.Setup, Mounts: spec.Mounts, Log: log})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return box.Shell(spec.Dir, spec.Env), nil
+	argv = box.Shell(spec.Dir, spec.Env)
+	if onWindows(box) { // no program there starts another one with a new environment
+		env = spec.Env
+	}
+	return argv, env, nil
 }
 
 func newID() string { return rand.Text() }

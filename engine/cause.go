@@ -80,7 +80,7 @@ func CauseOf(err error) Cause {
 	}
 	if e, ok := errors.AsType[net.Error](err); ok {
 		// The number of a system's error has the methods of a net.Error, but may be that of a file.
-		if _, number := e.(syscall.Errno); !number { //nolint:errorlint // the one that was found
+		if _, number := e.(syscall.Errno); !number {
 			return CauseNetwork
 		}
 	}

@@ -171,6 +171,9 @@ func resourceEntries() []entry {
 					return d + ". A hosted runner has 14 GB for a job as it comes.", ways("run `kiln workflow free-disk` as the first step: the workflow that kiln generates does",
 						"kiln build --prune removes every image as soon as no further row needs it", "or build fewer rows in one job")
 				}
+				if f.e.OS == "windows" {
+					return d + ".", ways("free some space: cleanmgr, or Settings, System, Storage, shows what is large", "or put the work folder on a larger drive: --state D:\\k, and TEMP and TMP with it")
+				}
 				return d + ".", ways("free some space: `du -xh --max-depth=2 . | sort -h | tail` shows what is large", "or put TMPDIR and the work folder on a larger file system",
 					"inside a small tmpfs, such as /tmp of many containers, give it more with --tmpfs or a mount")
 			},

@@ -63,7 +63,7 @@ func toolEntries() []entry {
 				if e.Image != "" {
 					d += " in the image " + e.Image
 				}
-				d += ": it looked at CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda."
+				d += ": it looked at CUDA_HOME, CUDA_PATH, PATH and " + map[bool]string{true: "the installer's folder.", false: "/usr/local/cuda."}[e.OS == "windows"]
 				if p := e.ToolsFound["nvcc"]; p != "" {
 					return d + " There is one at " + p + ".", "set CUDA_HOME=" + parent(parent(p))
 				}

@@ -1,8 +1,8 @@
 package workflow_test
 
 import (
-	"cmp"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"os"

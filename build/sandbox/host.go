@@ -128,7 +128,7 @@ func (b *hostBox) Run(ctx context.Context, cmd Command) (Outcome, error) {
 	}
 	child := run.Cmd{
 		Argv: cmd.Argv, Dir: dir, Env: slices.Concat(cmd.Env, cmd.Secrets, b.Env()), Stdout: cmd.Stdout, Stderr: cmd.Stderr,
-		Grace: b.h.opts.Grace, NoNetwork: !cmd.Network && b.NetworkOff(), OwnProcesses: b.h.hidden() == nil, Redact: cmd.redact(), Mark: supervisorEnv + "=" + b.spec.Owner,
+		Grace: b.h.opts.Grace, NoNetwork: !cmd.Network && b.NetworkOff(), OwnProcesses: b.h.hidden() == nil, Redact: cmd.redact(), MemoryBytes: b.spec.MemoryBytes, Mark: supervisorEnv + "=" + b.spec.Owner,
 	}
 	state, err := child.Run(ctx)
 	return Outcome{State: state}, err

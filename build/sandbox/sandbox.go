@@ -51,7 +51,7 @@ type Spec struct {
 	// where they are.
 	Mounts []Mount
 	// MemoryBytes, PIDs and CPUs are limits; zero means none. The host cannot
-	// enforce them.
+	// enforce them, but for that of memory on Windows.
 	MemoryBytes int64
 	PIDs        int
 	CPUs        float64

@@ -183,14 +183,14 @@ built with. The source, the virtual environment and everything compiled so far a
 			if err != nil {
 				return err
 			}
-			argv, err := build.Shell(cmd.Context(), flags.stateDir(), job.ID, ui.Log(a.stderr), func(name string) (sandbox.Maker, error) {
+			argv, env, err := build.Shell(cmd.Context(), flags.stateDir(), job.ID, ui.Log(a.stderr), func(name string) (sandbox.Maker, error) {
 				return flags.sandboxes(a, name, build.FindNetwork(cmd.Context(), flags.indexURL, os.Environ(), a.secrets))
 			})
 			if err != nil {
 				return err
 			}
 			shell := exec.CommandContext(cmd.Context(), argv[0], argv[1:]...)
-			shell.Stdin, shell.Stdout, shell.Stderr = a.stdin, ui.Raw(a.stdout), ui.Raw(a.stderr)
+			shell.Env, shell.Stdin, shell.Stdout, shell.Stderr = env, a.stdin, ui.Raw(a.stdout), ui.Raw(a.stderr)
 			if err := shell.Run(); err != nil {
 				if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 					return fmt.Errorf("the shell ended with code %d", exit.ExitCode())

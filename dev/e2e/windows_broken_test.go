@@ -106,7 +106,7 @@ func TestE2EWindowsBroken(t *testing.T) {
 		{name: "toolset", row: plain, more: "    env: {VCToolsVersion: \"14.30\"}\n", id: "msvc-toolset", says: "these are: 14.44.35207"},
 		{name: "long", row: plain, dir: strings.Repeat("l", 60) + "/" + strings.Repeat("m", 60), id: "path-too-long", says: "LongPathsEnabled"},
 		{name: "readonly", row: plain, args: `--dist 'Z:\readonly'`, says: `the folder for finished files cannot be written: mkdir Z:\readonly`},
-		{name: "full", row: plain, args: `--state 'Z:\small\state'`, id: "disk-full"},
+		{name: "full", row: plain, args: `--state 'Z:\small\state'`, id: "disk-full", says: "put the work folder on a larger drive"},
 		{name: "nodll", row: plain, before: library("gone.dll", "gone_call") + "; " + calls("gone_call"), says: "gone.dll"},
 		{name: "nosymbol", row: plain, before: library("python313.dll", "PyGone_Call") + "; " + calls("PyGone_Call"), says: "PyGone_Call|procedure could not be found"},
 		{name: "win32", row: plain, before: "mv " + drive + "Python313 /tmp/python; mkdir -p " + drive + "Python313; cp /exe/python32.exe " + drive + "Python313/python.exe", after: "rm -r " + drive + "Python313; mv /tmp/python " + drive + "Python313", id: "no-python", says: "3.13 for win32"},
@@ -130,6 +130,13 @@ func TestE2EWindowsBroken(t *testing.T) {
 				t.Logf("%s: %s", r.Diagnosis, r.Reason)
 			}
 		})
+	}
+	// The shell of a failed row has the environment of its build.
+	out, err := w.shell("cd " + drive + "nosymbol; printf 'set\\r\\nexit\\r\\n' | wine /exe/kiln.exe shell wincount-0.1.0-cpu-cp313-win_amd64 2>&1")
+	for _, want := range []string{"VCToolsVersion=14.44.35207", "DISTUTILS_USE_SDK=1", `nosymbol\.kiln\work\wincount-0.1.0-cpu-cp313-win_amd64\venv\Scripts;`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("kiln shell: %v, no %q in\n%s", err, want, out)
+		}
 	}
 }
 

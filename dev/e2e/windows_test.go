@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/kilntest"
 )
 
@@ -34,7 +35,7 @@ func buildFor(t *testing.T, system, output string, args ...string) {
 }
 
 // startWindows makes such a machine, with kiln.exe and a project in C:\proj.
-func startWindows(t *testing.T) windows {
+func startWindows(t *testing.T, args ...string) windows {
 	t.Helper()
 	exe := t.TempDir()
 	buildFor(t, "windows", filepath.Join(exe, "kiln.exe"), "build", "../../cmd/kiln")
@@ -45,12 +46,12 @@ func startWindows(t *testing.T) windows {
 	if err != nil {
 		t.Fatalf("no Python for Windows: dev/e2e/windows-python.sh makes it: %v", err)
 	}
-	w := windows{exe: exe, vessel: launch(t, filepath.Join(exe, "kiln.exe"), "trixie-wine",
+	w := windows{exe: exe, vessel: launch(t, filepath.Join(exe, "kiln.exe"), "trixie-wine", append(args,
 		"--volume", exe+":/exe:ro", "--volume", python+":/windows:ro", "--volume", repository(t, "dev/e2e/testdata/windows")+":/testdata:ro",
 		"--volume", repository(t, "examples/hello-cuda")+":/hello-cuda:ro", "--volume", repository(t, ".")+":/source:ro",
 		"--volume", t.TempDir()+":/readonly:ro", "--mount", "type=tmpfs,tmpfs-size=8m,destination=/small",
 		"--env", "WINEDEBUG=-all", "--env", "WINEPREFIX=/home/kiln/wine", "--env", "XDG_RUNTIME_DIR=/tmp",
-		"--env", `PIP_CERT=Z:\etc\ssl\certs\ca-certificates.crt`)}
+		"--env", `PIP_CERT=Z:\etc\ssl\certs\ca-certificates.crt`)...)}
 	w.must("/testdata/setup.sh")
 	w.project("proj")
 	return w
@@ -137,6 +138,33 @@ wine fresh/Scripts/python.exe -m pip install --disable-pip-version-check --index
 	out := w.must(`cd ` + drive + ` && wine fresh/Scripts/python.exe -c "import hello_cuda, wincount; print(hello_cuda.backend()['toolkit'], wincount.count('a b c'), wincount.total([4, 5]))"`)
 	if got := strings.Fields(out); strings.Join(got, " ") != "none 3 9" {
 		t.Errorf("the installed packages print %q", out)
+	}
+	if out := w.mustKiln("proj", "verify dist/*.whl"); strings.Count(out, ".whl") < 2 {
+		t.Errorf("verify:\n%s", out)
+	}
+	if out := w.mustKiln("proj", "pick wincount --index http://127.0.0.1:8123/ --python 3.13"); !strings.Contains(out, "wincount") {
+		t.Errorf("pick:\n%s", out)
+	}
+	// A model has the same bytes as on Linux.
+	w.must("cp -r /source/examples/tiny-exl2 " + drive + "tiny")
+	w.mustKiln("tiny", "model compile --job work --model model --out out")
+	w.mustKiln("tiny", "model verify out")
+	w.mustKiln("tiny", "quant dequantize out/model-00001-of-00001.safetensors --out half.safetensors")
+	tiny, dir := repository(t, "examples/tiny-exl2"), t.TempDir()
+	for _, args := range [][]string{
+		{"model", "compile", "--job", "work", "--model", "model", "--out", filepath.Join(dir, "out")},
+		{"quant", "dequantize", filepath.Join(dir, "out", "model-00001-of-00001.safetensors"), "--out", filepath.Join(dir, "half.safetensors")},
+	} {
+		cmd := exec.CommandContext(t.Context(), buildKiln(t), append([]string{"-C", tiny}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	for _, name := range []string{"out/model-00001-of-00001.safetensors", "half.safetensors"} {
+		sum, _, err := fsx.SHA256(filepath.Join(dir, name))
+		if got := w.must("sha256sum " + drive + "tiny/" + name); err != nil || !strings.HasPrefix(got, sum) {
+			t.Errorf("%s: %v, %s on Windows, %s here", name, err, got, sum)
+		}
 	}
 }
 

@@ -103,6 +103,16 @@ func (l *FileLock) Unlock() error {
 	return errors.Join(f.Truncate(0), unlock(f), f.Close())
 }
 
+// RemoveDir frees the lock and removes its file with the folder, which has nothing else in it. It
+// leaves both to another process that took the lock in between, which happens only on Windows: no
+// file that is open can be removed there.
+func (l *FileLock) RemoveDir() error {
+	if l.file == nil {
+		return nil
+	}
+	return removeLocked(l, l.file.Name())
+}
+
 func (l *FileLock) writeOwner() error {
 	host, err := os.Hostname()
 	if err != nil {

@@ -1,6 +1,7 @@
 package fsx_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -131,5 +132,26 @@ func TestReadReplaced(t *testing.T) {
 			<-done
 			return
 		}
+	}
+}
+
+// TestRemoveLocked: the owner of a lock removes the folder that it is in.
+func TestRemoveLocked(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "stage")
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := fsx.TryLock(filepath.Join(dir, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.RemoveDir(); err != nil {
+		t.Error(err)
+	}
+	if err := lock.RemoveDir(); err != nil {
+		t.Errorf("again: %v", err)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder: %v", err)
 	}
 }

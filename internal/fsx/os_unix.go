@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -86,6 +87,14 @@ func retry(op func() error) error {
 			return err
 		}
 	}
+}
+
+func removeLocked(l *FileLock, path string) error {
+	err := os.Remove(path)
+	if err == nil {
+		err = os.Remove(filepath.Dir(path))
+	}
+	return errors.Join(err, l.Unlock())
 }
 
 // openInput does not wait for the other end of a pipe.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/windows"
@@ -80,6 +81,19 @@ func copyRange(*os.File, int64, *os.File, int64, int64) (int64, error) { return 
 // lockRange is one byte far behind the owner's name: locks are mandatory on Windows, and
 // others must be able to read the name.
 func lockRange() *windows.Overlapped { return &windows.Overlapped{OffsetHigh: 1 << 30} }
+
+func removeLocked(l *FileLock, path string) error {
+	err := l.Unlock()
+	for _, name := range []string{path, filepath.Dir(path)} {
+		if err == nil {
+			err = os.Remove(name)
+		}
+	}
+	if errors.Is(err, windows.ERROR_SHARING_VIOLATION) || errors.Is(err, windows.ERROR_DIR_NOT_EMPTY) {
+		return nil
+	}
+	return err
+}
 
 func tryLock(f *os.File) error {
 	const flags = windows.LOCKFILE_EXCLUSIVE_LOCK | windows.LOCKFILE_FAIL_IMMEDIATELY

@@ -55,13 +55,19 @@ func findExecutable(path string, env []string) (string, error) {
 // extendedLimit is JOBOBJECT_EXTENDED_LIMIT_INFORMATION in the class of the same number.
 const extendedLimit = windows.JobObjectExtendedLimitInformation
 
-func newJob() (windows.Handle, error) {
+// newJob makes a job object whose processes end with the last handle to it, and commit no more memory
+// than this; zero means no limit.
+func newJob(memory int64) (windows.Handle, error) {
 	job, err := windows.CreateJobObject(nil, nil)
 	if err != nil {
 		return 0, err
 	}
 	var info windows.JOBOBJECT_EXTENDED_LIMIT_INFORMATION
 	info.BasicLimitInformation.LimitFlags = windows.JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
+	if memory > 0 {
+		info.BasicLimitInformation.LimitFlags |= windows.JOB_OBJECT_LIMIT_JOB_MEMORY
+		info.JobMemoryLimit = uintptr(memory)
+	}
 	_, err = windows.SetInformationJobObject(job, extendedLimit, uintptr(unsafe.Pointer(&info)), uint32(unsafe.Sizeof(info)))
 	if err != nil {
 		return 0, errors.Join(err, windows.CloseHandle(job))
@@ -77,7 +83,7 @@ func (p *process) run(ctx context.Context) outcome {
 		o.err = fmt.Errorf("%s: %w", p.isolation(), ErrNotSupported)
 		return o
 	}
-	job, err := newJob()
+	job, err := newJob(p.memory)
 	if err != nil {
 		o.err = fmt.Errorf("make a job object: %w", err)
 		return o

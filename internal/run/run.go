@@ -82,6 +82,9 @@ type Cmd struct {
 	// process, neither its environment nor its arguments, and has no right to look behind that. The
 	// error is [ErrNotSupported] if the system refuses; the command has not been started then.
 	OwnProcesses bool
+	// MemoryBytes is how much memory all processes of the tree may commit together; zero means no
+	// limit. Only Windows holds it: there an allocation beyond it fails.
+	MemoryBytes int64
 	// TailLines is how many of the last lines of output are kept for the error. Zero means 20, a
 	// negative value none.
 	TailLines int
@@ -185,6 +188,7 @@ type process struct {
 	noNetwork      bool
 	ownProcesses   bool
 	mark           string
+	memory         int64 // zero means no limit
 }
 
 // isolation says what is asked of the system, for errors.
@@ -252,7 +256,7 @@ func (c *Cmd) run(ctx context.Context, out *output) (_ State, cause, _ error) {
 	}
 	p := &process{
 		path: path, argv: c.Argv, dir: dir, env: c.Env, stdin: stdin,
-		stdout: &out.stdout, stderr: &out.stderr, grace: max(grace, 0), noNetwork: c.NoNetwork, ownProcesses: c.OwnProcesses, mark: c.Mark,
+		stdout: &out.stdout, stderr: &out.stderr, grace: max(grace, 0), noNetwork: c.NoNetwork, ownProcesses: c.OwnProcesses, mark: c.Mark, memory: c.MemoryBytes,
 	}
 	if out.merged {
 		p.stderr = p.stdout

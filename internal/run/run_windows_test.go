@@ -33,21 +33,21 @@ func TestMain(m *testing.M) {
 func play(part string, args []string) int {
 	switch part {
 	case "print":
-		fmt.Println(strings.Join(args, "|"))
+		fmt.Fprintln(os.Stdout, strings.Join(args, "|"))
 		fmt.Fprintln(os.Stderr, os.Getenv("KEY"))
 		return 3
 	case "environment":
-		fmt.Println(strings.Join(os.Environ(), "\n"))
+		fmt.Fprintln(os.Stdout, strings.Join(os.Environ(), "\n"))
 	case "polite": // ends by itself when it is asked to
 		asked := make(chan os.Signal, 1)
 		signal.Notify(asked, os.Interrupt)
-		fmt.Println("ready")
+		fmt.Fprintln(os.Stdout, "ready")
 		<-asked
-		fmt.Println("goodbye")
+		fmt.Fprintln(os.Stdout, "goodbye")
 		return 7
 	case "stubborn":
 		signal.Ignore(os.Interrupt)
-		fmt.Println("ready")
+		fmt.Fprintln(os.Stdout, "ready")
 		time.Sleep(time.Minute)
 	case "tree", "leaver": // starts a process that starts another; each writes its number into args[0]
 		depth := os.Getenv("DEPTH")
@@ -55,18 +55,23 @@ func play(part string, args []string) int {
 			return 1
 		}
 		if depth != "xx" {
-			cmd := exec.Command(os.Args[0], args...)
+			cmd := exec.CommandContext(context.Background(), os.Args[0], args...)
 			cmd.Env = append(os.Environ(), "DEPTH="+depth+"x")
 			if err := cmd.Start(); err != nil {
 				return 1
 			}
 		}
-		for i := 0; i < 1000; i++ {
+		for range 1000 {
 			if _, err := os.Stat(filepath.Join(args[0], "xx.pid")); err == nil && part == "leaver" && depth == "" {
 				return 0
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
+	case "eater":
+		for kept := [][]byte{}; len(kept) < 64; {
+			kept = append(kept, bytes.Repeat([]byte{1}, 8<<20))
+		}
+		fmt.Fprintln(os.Stdout, "full")
 	case "parent": // runs a tree and is killed itself
 		_, _ = helper("tree", args...).Run(context.Background())
 	}
@@ -211,7 +216,7 @@ func TestTreeEndsWithParent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parent := exec.Command(self, dir)
+	parent := exec.CommandContext(t.Context(), self, dir)
 	parent.Env = append(os.Environ(), helperEnv+"=parent")
 	if err := parent.Start(); err != nil {
 		t.Fatal(err)
@@ -230,11 +235,37 @@ func TestTreeEndsWithParent(t *testing.T) {
 	}
 }
 
+func onWine() bool {
+	return windows.NewLazySystemDLL("ntdll.dll").NewProc("wine_get_version").Find() == nil
+}
+
+// TestMemory: what all processes of a command use is measured, and more than the limit is refused.
+func TestMemory(t *testing.T) {
+	for _, limit := range []int64{0, 4 << 30, 128 << 20} {
+		var out bytes.Buffer
+		cmd := helper("eater")
+		cmd.Stdout, cmd.MemoryBytes = &out, limit
+		state, err := cmd.Run(t.Context())
+		if onWine() {
+			if err != nil {
+				t.Errorf("limit %d: %v", limit, err)
+			}
+			continue
+		}
+		if fits := limit != 128<<20; fits != (err == nil) || fits && state.PeakMemoryBytes < 512<<20 {
+			t.Errorf("limit %d: a peak of %d, %v", limit, state.PeakMemoryBytes, err)
+		}
+	}
+	if onWine() {
+		t.Skip("Wine neither counts the memory of job objects nor limits it")
+	}
+}
+
 // TestGrace: a command is asked to end, and killed when it does not.
 func TestGrace(t *testing.T) {
 	for part, want := range map[string]int{"polite": 7, "stubborn": 1} {
 		t.Run(part, func(t *testing.T) {
-			if part == "polite" && windows.NewLazySystemDLL("ntdll.dll").NewProc("wine_get_version").Find() == nil {
+			if part == "polite" && onWine() {
 				t.Skip("Wine does not deliver Ctrl-Break to a process group")
 			}
 			ctx, cancel := context.WithCancel(t.Context())

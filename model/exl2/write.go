@@ -150,20 +150,20 @@ func (w *writer) run(ctx context.Context) (*Result, error) {
 	if err := os.MkdirAll(w.stage, 0o777); err != nil {
 		return nil, err
 	}
-	lock, err := fsx.TryLock(filepath.Join(w.stage, "lock"))
+	lock, err := fsx.TryLock(filepath.Join(w.stage, lockName))
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Unlock()   //nolint:errcheck // the lock goes with the process at the latest
 	if w.plan.Unchanged { // a run was killed after it had put the folder into its place
-		return w.unchanged(), errors.Join(w.clean(), fsx.SyncDir(parent))
+		return w.unchanged(), errors.Join(w.clean(lock), fsx.SyncDir(parent))
 	}
 
 	published, err := w.open(out)
 	if err != nil {
 		return nil, err
 	}
-	defer w.log.close() //nolint:errcheck // every record was synced when it was written
+	defer w.log.close() //nolint:errcheck // every record was synced when it was written; closed before on success
 	if !published {
 		if err := w.checkTarget(out); err != nil { // again, now that the lock is held
 			return nil, err
@@ -182,29 +182,36 @@ func (w *writer) run(ctx context.Context) (*Result, error) {
 			return nil, err
 		}
 	}
-	return res, errors.Join(w.clean(), fsx.SyncDir(parent))
+	// Windows removes no file that is open.
+	return res, errors.Join(w.log.close(), w.clean(lock), fsx.SyncDir(parent))
 }
 
 func (w *writer) unchanged() *Result {
 	return &Result{Out: w.plan.Out, Bytes: w.plan.Bytes, Shards: len(w.plan.Shards), Unchanged: true, Manifest: w.plan.manifest}
 }
 
+// lockName is the file in the hidden folder that belongs to one run at a time.
+const lockName = "lock"
+
 // clean removes the hidden folder, the journal last: as long as there is one, a run that was killed
 // meanwhile can be repeated.
-func (w *writer) clean() error {
+func (w *writer) clean(lock *fsx.FileLock) error {
 	entries, err := os.ReadDir(w.stage)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if e.Name() != journalName {
+		if e.Name() != journalName && e.Name() != lockName {
 			err = errors.Join(err, os.RemoveAll(filepath.Join(w.stage, e.Name())))
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(w.stage)
+	if err := os.Remove(filepath.Join(w.stage, journalName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return lock.RemoveDir()
 }
 
 // checkTarget refuses a target that holds something, unless it may be replaced.

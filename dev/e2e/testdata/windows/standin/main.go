@@ -88,7 +88,7 @@ func cl(self string, args []string) error {
 	}
 	argv := []string{compiler, "-c"}
 	source, deps, language := "", "", ""
-	ignored := []string{"/c", "-c", "/nologo", "/GL", "/W3", "/MD", "/EHsc", "/Zc:__cplusplus", "/utf-8", "/bigobj", "/permissive-", "/wd4819", "/wd4251", "/wd4244", "/wd4267", "/wd4275", "/wd4018", "/wd4190", "/wd4624", "/wd4067", "/wd4068", "/external:W0", "/O2", "/Ox", "-O2"}
+	ignored := []string{"/c", "-c", "/nologo", "/GL", "/W3", "/MD", "/EHsc", "/Zc:__cplusplus", "/utf-8", "/bigobj", "/permissive-", "/wd4819", "/wd4251", "/wd4244", "/wd4267", "/wd4275", "/wd4018", "/wd4190", "/wd4624", "/wd4067", "/wd4068", "/external:W0", "/O2", "/Ox", "-O2", "/showIncludes"}
 	object := ""
 	for i := 0; i < len(args); i++ {
 		a := args[i]
@@ -236,12 +236,18 @@ func link(args []string) error {
 // nvcc compiles a file of plain C++ as if it had kernels.
 func nvcc(self string, args []string) error {
 	release := strings.TrimPrefix(version(self, `\cuda\`), "v")
+	if parts := strings.Split(version(self, `\cuda-`), "."); len(parts) > 1 { // put together by kiln workflow cuda
+		release = parts[0] + "." + parts[1]
+	}
 	if slices.Contains(args, "--version") {
 		fmt.Printf("nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release %s, V%s.131\n", release, release)
 		return nil
 	}
 	if slices.Contains(args, "--list-gpu-code") {
-		fmt.Print("sm_75\nsm_80\nsm_86\nsm_89\nsm_90\n")
+		fmt.Print("sm_60\nsm_61\nsm_70\nsm_75\nsm_80\nsm_86\nsm_89\nsm_90\n")
+		if release == "12.8" {
+			fmt.Print("sm_100\nsm_120\n")
+		}
 		return nil
 	}
 	if err := developer("INCLUDE", "LIB"); err != nil {
@@ -259,6 +265,15 @@ func nvcc(self string, args []string) error {
 			return ""
 		}
 		switch {
+		case a == "--generate-dependencies-with-compile":
+			argv = append(argv, "-MMD")
+		case a == "--dependency-output":
+			deps = next()
+			argv = append(argv, "-MF", "\x01"+deps+".list")
+		case a == "-Xcudafe":
+			if v := next(); !strings.HasPrefix(v, "--diag_suppress=") {
+				return fmt.Errorf("nvcc: -Xcudafe %s", v)
+			}
 		case a == "-c", a == "-O3", a == "--expt-relaxed-constexpr", strings.HasPrefix(a, "-gencode"), strings.HasPrefix(a, "--threads="), a == "--use-local-env":
 			if a == "-gencode" {
 				next()

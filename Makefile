@@ -278,13 +278,13 @@ e2e-wine: deps
 	dev/e2e/images.sh trixie-runtime
 	$(GO) test ./dev/e2e -run '^TestE2EWine$$' -v -count=1 -timeout 1h
 
-## e2e-windows: kiln.exe under Wine, with Windows' CPython and stand-ins of Visual Studio: build, audit, test, publish, serve, kills (RUN=TestX to limit)
+## e2e-windows: kiln.exe under Wine, with Windows' CPython and stand-ins of Visual Studio: build, audit, test, publish, serve, kills, the workflow of examples/exllamav2 by act (RUN=TestX to limit)
 .PHONY: e2e-windows
 e2e-windows: export KILN_E2E := windows
-e2e-windows: deps
+e2e-windows: deps $(CACHE)/tools/act
 	dev/e2e/images.sh trixie-wine
 	dev/e2e/windows-python.sh
-	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EWindows)' -v -count=1 -timeout 1h
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EWindows)' -parallel 3 -v -count=1 -timeout 2h
 
 ## e2e-jit: kiln jit with HIP sources, and with prebuilt modules for this and for another torch, in containers (RUN=TestX to limit)
 .PHONY: e2e-jit

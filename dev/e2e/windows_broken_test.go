@@ -33,6 +33,7 @@ done`
 // nothing of the build goes on, and the next kiln.exe makes the same files as an undisturbed one.
 func TestE2EWindowsKills(t *testing.T) {
 	kilntest.NeedE2E(t, "windows")
+	t.Parallel()
 	w := startWindows(t)
 	const row = "'wincount-*'"
 	sums := func() string { return w.must("cd " + drive + "proj/dist && sha256sum *.whl") }
@@ -76,6 +77,7 @@ list() { %s; }; for i in $(seq 100); do if [ -z "$(list)" ]; then break; fi; sle
 // TestE2EWindowsBroken: ten machines on which a row cannot be built, each with its diagnosis.
 func TestE2EWindowsBroken(t *testing.T) {
 	kilntest.NeedE2E(t, "windows")
+	t.Parallel()
 	w := startWindows(t)
 	// A CUDA row, for which nvcc is played too.
 	cuda := `{os: windows-2022, python: "3.13", cuda: "12.1.0", arch: "8.0"}`
@@ -133,7 +135,7 @@ func TestE2EWindowsBroken(t *testing.T) {
 	}
 	// The shell of a failed row has the environment of its build.
 	out, err := w.shell("cd " + drive + "nosymbol; printf 'set\\r\\nexit\\r\\n' | wine /exe/kiln.exe shell wincount-0.1.0-cpu-cp313-win_amd64 2>&1")
-	for _, want := range []string{"VCToolsVersion=14.44.35207", "DISTUTILS_USE_SDK=1", `nosymbol\.kiln\work\wincount-0.1.0-cpu-cp313-win_amd64\venv\Scripts;`} {
+	for _, want := range []string{"VCTOOLSVERSION=14.44.35207", "DISTUTILS_USE_SDK=1", `nosymbol\.kiln\work\wincount-0.1.0-cpu-cp313-win_amd64\venv\Scripts;`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("kiln shell: %v, no %q in\n%s", err, want, out)
 		}
@@ -143,6 +145,7 @@ func TestE2EWindowsBroken(t *testing.T) {
 // TestE2EWindowsUnits runs the tests of the packages with parts for Windows as Windows programs.
 func TestE2EWindowsUnits(t *testing.T) {
 	kilntest.NeedE2E(t, "windows")
+	t.Parallel()
 	w := startWindows(t)
 	for _, pkg := range []string{"internal/run", "internal/fsx", "internal/secret", "build/sandbox", "engine", "machine", "matrix", "wheel"} {
 		t.Run(pkg, func(t *testing.T) {

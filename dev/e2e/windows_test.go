@@ -102,6 +102,7 @@ func (w windows) build(dir, args string) []windowsRow {
 // and installs them from there with pip in a fresh environment of Windows' CPython.
 func TestE2EWindows(t *testing.T) {
 	kilntest.NeedE2E(t, "windows")
+	t.Parallel()
 	w := startWindows(t)
 	if out := w.mustKiln("proj", "plan"); strings.Count(out, "win_amd64.whl") != 2 {
 		t.Errorf("plan:\n%s", out)
@@ -172,6 +173,7 @@ wine fresh/Scripts/python.exe -m pip install --disable-pip-version-check --index
 // folder with a blank in its name, and imports it; a change of a header is noticed.
 func TestE2EWindowsJIT(t *testing.T) {
 	kilntest.NeedE2E(t, "windows")
+	t.Parallel()
 	w := startWindows(t)
 	w.must(`d='` + drive + `Program Files/NVIDIA GPU Computing Toolkit/CUDA/v12.4'; mkdir -p "$d/bin" "$d/nvvm/bin" "$d/include" "$d/lib/x64"
 for f in nvcc ptxas cudafe++ fatbinary; do cp /exe/standin.exe "$d/bin/$f.exe"; done; cp /exe/standin.exe "$d/nvvm/bin/cicc.exe"; touch "$d/include/cuda_runtime.h" "$d/lib/x64/cudart.lib"

@@ -211,6 +211,7 @@ func cudaArchives(t *testing.T, standin string) string {
 // of ExLlamaV2 (in testdata/windows/exllamav2), and the marks of CUDA in torch.
 func TestE2EWindowsWorkflow(t *testing.T) {
 	kilntest.NeedE2E(t, "windows")
+	t.Parallel()
 	const row = "exllamav2-0.3.2-cu128-torch2.9.0-cp313-win_amd64"
 	torch := t.TempDir()
 	windowsTorch(t, torch)

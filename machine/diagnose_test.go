@@ -198,6 +198,7 @@ func TestFacts(t *testing.T) {
 		{"worker lost", machine.Evidence{Stage: "compile", Lost: true, MemoryLimitBytes: 16 * gib, PeakMemoryBytes: 2 * gib}, []string{"worker-lost"}, machine.ClassLost, "", ""},
 		{"worker lost for memory", machine.Evidence{Stage: "compile", Lost: true, MemoryLimitBytes: 16 * gib, PeakMemoryBytes: 159 * gib / 10}, []string{"oom"}, machine.ClassMemory, machine.Certain, ""},
 		{"disk", machine.Evidence{Stage: "preflight", FreeDiskBytes: 3 * gib, NeedDiskBytes: 12 * gib}, []string{"disk-full"}, machine.ClassDisk, "", "3.0 GiB left; the row needs 12.0 GiB"},
+		{"nvcc on Windows", machine.Evidence{Stage: "preflight", OS: "windows", CUDA: "12.8.1", ToolsMissing: []string{"nvcc"}}, []string{"no-nvcc"}, machine.ClassFault, machine.Certain, "PATH and the installer's folder"},
 		{"runtime image", machine.Evidence{Stage: "preflight", CUDA: "12.8.1", Image: "nvidia/cuda:12.8.1-runtime-ubuntu22.04", ToolsMissing: []string{"nvcc"}}, []string{"no-nvcc"}, machine.ClassFault, machine.Certain, "Runtime images have no compiler"},
 		{"no compiler, no ninja", machine.Evidence{Stage: "preflight", ToolsMissing: []string{"ninja", "c++"}}, []string{"ninja-missing", "no-compiler"}, machine.ClassFault, machine.Certain, ""},
 		{"toolkit differs in minor", machine.Evidence{Stage: "preflight", CUDA: "12.8.1", ToolkitFound: "12.4", TorchCUDAFound: "12.8"}, []string{"toolkit-differs"}, machine.ClassFault, "", "asks for CUDA 12.8.1, and nvcc is 12.4"},

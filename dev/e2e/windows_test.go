@@ -132,10 +132,10 @@ func TestE2EWindows(t *testing.T) {
 	w.mustKiln("proj", "test 'wincount-*'")
 	w.mustKiln("proj", "publish --release 1")
 	w.mustKiln("proj", "index check --dir index")
-	w.must("cd '" + drive + `proj' && { wine /exe/kiln.exe serve --dir index --addr 127.0.0.1:8123 >/tmp/serve.log 2>&1 & }
-for i in $(seq 100); do if grep -q 8123 /tmp/serve.log; then break; fi; sleep 0.1; done`)
+	server := strings.TrimSpace(w.must("cd '" + drive + `proj' && { wine /exe/kiln.exe serve --dir index --addr 127.0.0.1:0 >/tmp/serve.log 2>&1 & }
+for i in $(seq 600); do if grep -oE 'http://[a-z0-9.]+:[0-9]+/' /tmp/serve.log | head -n 1 | grep . ; then break; fi; sleep 0.1; done`))
 	w.must(`cd ` + drive + ` && wine Python313/python.exe -m venv fresh &&
-wine fresh/Scripts/python.exe -m pip install --disable-pip-version-check --index-url http://127.0.0.1:8123/simple/ hello-cuda wincount`)
+wine fresh/Scripts/python.exe -m pip install --disable-pip-version-check --index-url ` + server + `simple/ hello-cuda wincount`)
 	out := w.must(`cd ` + drive + ` && wine fresh/Scripts/python.exe -c "import hello_cuda, wincount; print(hello_cuda.backend()['toolkit'], wincount.count('a b c'), wincount.total([4, 5]))"`)
 	if got := strings.Fields(out); strings.Join(got, " ") != "none 3 9" {
 		t.Errorf("the installed packages print %q", out)
@@ -143,7 +143,7 @@ wine fresh/Scripts/python.exe -m pip install --disable-pip-version-check --index
 	if out := w.mustKiln("proj", "verify dist/*.whl"); strings.Count(out, ".whl") < 2 {
 		t.Errorf("verify:\n%s", out)
 	}
-	if out := w.mustKiln("proj", "pick wincount --index http://127.0.0.1:8123/ --python 3.13"); !strings.Contains(out, "wincount") {
+	if out := w.mustKiln("proj", "pick wincount --index "+server+" --python 3.13"); !strings.Contains(out, "wincount") {
 		t.Errorf("pick:\n%s", out)
 	}
 	// A model has the same bytes as on Linux.

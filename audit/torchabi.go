@@ -50,8 +50,17 @@ func (c *checker) fromTorch(list []*object, torches []*Snapshot) []string {
 	}
 	slices.Sort(names)
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool {
+		if !torchSymbol(name) && standardName(name) {
+			return true
+		}
 		return !torchSymbol(name) && name[0] != '?' && !slices.ContainsFunc(torches, func(t *Snapshot) bool { return t.Provider(name) != nil })
 	})
+}
+
+// standardName says whether a name is one of the C++ library, of which some torch libraries have a
+// copy.
+func standardName(name string) bool {
+	return slices.ContainsFunc([]string{"_ZSt", "_ZNSt", "_ZNKSt", "_ZTISt", "_ZTVSt", "_ZTSSt", "_ZTINSt", "_ZTVNSt", "_ZTSNSt"}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // torchABI draws the conclusion from the names and from the verdicts in the report.

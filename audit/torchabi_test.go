@@ -68,6 +68,11 @@ func TestTorchABI(t *testing.T) {
 	}{
 		{name: "no torch", kind: audit.TorchAny, summary: "any"},
 		{name: "stable", needed: []string{"libtorch_cpu.so"}, names: []string{dtype, dispatch}, kind: audit.TorchStable, from: "2.10", summary: "stable ABI, 2.10 and later"},
+		{
+			// A torch that links libstdc++ statically has them, too.
+			name: "functions of a newer libstdc++", needed: []string{"libtorch_cpu.so", "libstdc++.so.6"}, kind: audit.TorchStable, from: "2.10", summary: "stable ABI, 2.10 and later",
+			names: []string{dispatch, "_ZSt21ios_base_library_initv", "_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEE15_M_replace_coldEPcmPKcmm"},
+		},
 		{name: "newer function", needed: []string{"libtorch_cpu.so"}, names: []string{dtype, blob}, kind: audit.TorchStable, from: "2.11", summary: "stable ABI, 2.11 and later"},
 		{
 			name: "stable with CUDA", needed: []string{"libtorch_cpu.so", "libtorch_cuda.so", "libcudart.so.13"}, names: []string{dispatch, "aoti_torch_get_current_cuda_stream"},

@@ -258,6 +258,24 @@ e2e-audit: export KILN_REQUIRE := cuobjdump,python3.8,python3.11,python3.12,pyth
 e2e-audit:
 	$(GO) test ./audit -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 120m
 
+## e2e-torch-abi: two extensions built with five torch releases of PyPI and run under each other: predictions beside what happens (PYTHON312; range requests, 1 GB)
+.PHONY: e2e-torch-abi
+PYTHON312 ?= python3.12
+e2e-torch-abi:
+	test -x .cache/venv-torch-abi/bin/python || { $(PYTHON312) -m venv .cache/venv-torch-abi && .cache/venv-torch-abi/bin/pip install -q filelock typing-extensions sympy networkx jinja2 fsspec numpy; }
+	.cache/venv-torch-abi/bin/python dev/e2e/torch-slim.py .cache/torch-slim cp312-2.8.0 cp312-2.9.1 cp312-2.10.0 cp312-2.12.1 cp312-2.13.0
+	go build -o .cache/torch-abi/kiln ./cmd/kiln
+	.cache/venv-torch-abi/bin/python dev/e2e/truth-table.py .cache/torch-abi/kiln .cache/torch-slim .cache/torch-abi/work 2.8.0 2.9.1 2.10.0 2.12.1 2.13.0
+	rm -rf .cache/torch-abi
+
+## e2e-reuse: an ordinary torch extension for 2 Pythons and 3 torch releases with reuse: compiled once for each class, proven for the rest, installed from every view (python3.12 and python3.13)
+.PHONY: e2e-reuse
+e2e-reuse:
+	python3 dev/e2e/torch-slim.py .cache/torch-slim cp312-2.10.0 cp312-2.12.1 cp312-2.13.0 cp313-2.10.0 cp313-2.12.1 cp313-2.13.0
+	go build -o .cache/reuse/kiln ./cmd/kiln
+	dev/e2e/reuse.sh $(CURDIR)/.cache/reuse/kiln .cache/torch-slim .cache/reuse/work
+	rm -rf .cache/reuse
+
 ## e2e-toolchain: ten containers that each lack one thing: diagnosis, fix, success (RUN=TestX/name to limit)
 .PHONY: e2e-toolchain
 e2e-toolchain: export KILN_E2E := toolchain

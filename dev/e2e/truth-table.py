@@ -21,7 +21,7 @@ TAG = "cp%d%d" % sys.version_info[:2]
 
 RUN = {
     "ordinary": "import torch, sys; sys.path[:0] = [%r, %r]; import ordinary; ordinary.check()",
-    "stable": "import torch, ctypes; lib = ctypes.CDLL(%r + '/_stable.so', ctypes.RTLD_GLOBAL if False else 2); r = lib.stable_check(); assert r == 0, r  # %r",
+    "stable": "import torch, ctypes; r = ctypes.CDLL(%r + '/_stable.so').stable_check(); assert r == 0, r  # %r",
 }
 
 
@@ -38,7 +38,7 @@ def compile(kind, torch, out):
     """Make the library as torch's builder does."""
     if kind == "ordinary":
         source, name = os.path.join(HERE, kind, kind + ".cpp"), "_ordinary" + sysconfig.get_config_var("EXT_SUFFIX")
-        flags = ["-DTORCH_EXTENSION_NAME=_ordinary", "-DTORCH_API_INCLUDE_EXTENSION_H", "-ltorch_python"]
+        flags = ["-DTORCH_EXTENSION_NAME=_ordinary", "-ltorch_python"]
     else:
         source, name, flags = os.path.join(HERE, kind, kind + ".cpp"), "_stable.so", ["-ldl"]
     to = os.path.join(out, name)

@@ -1,12 +1,14 @@
-// An extension as most are: torch/extension.h, pybind11, C++ names and inline code of torch.
-#include <torch/extension.h>
+// An extension as most are: pybind11, C++ names and inline code of torch. torch/extension.h is these
+// headers and those of the C++ frontend.
+#include <ATen/ATen.h>
+#include <torch/csrc/utils/pybind.h>
 
-static std::vector<std::vector<int64_t>> facts(const torch::Tensor &t) {
+static std::vector<std::vector<int64_t>> facts(const at::Tensor &t) {
   return {t.sizes().vec(), t.strides().vec(), {t.storage_offset(), t.numel(), t.dim(), static_cast<int64_t>(t.element_size())}};
 }
 
-static torch::Tensor twice(const torch::Tensor &t) {
-  torch::Tensor in = t.contiguous(), out = torch::empty(t.sizes(), t.options());
+static at::Tensor twice(const at::Tensor &t) {
+  at::Tensor in = t.contiguous(), out = at::empty(t.sizes(), t.options());
   const float *from = in.data_ptr<float>();
   float *to = out.data_ptr<float>();
   for (int64_t i = 0; i < in.numel(); i++) to[i] = 2 * from[i];
@@ -16,8 +18,8 @@ static torch::Tensor twice(const torch::Tensor &t) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("facts", &facts);
   m.def("twice", &twice);
-  m.def("contiguous", [](const torch::Tensor &t) { return t.is_contiguous(); });
-  m.def("references", [](const torch::Tensor &t) { return static_cast<int64_t>(t.use_count()); });
-  m.def("bytes", [](const torch::Tensor &t) { return static_cast<int64_t>(t.storage().nbytes()); });
+  m.def("contiguous", [](const at::Tensor &t) { return t.is_contiguous(); });
+  m.def("references", [](const at::Tensor &t) { return static_cast<int64_t>(t.use_count()); });
+  m.def("bytes", [](const at::Tensor &t) { return static_cast<int64_t>(t.storage().nbytes()); });
   m.def("fails", [] { TORCH_CHECK(false, "as it should"); });
 }

@@ -85,7 +85,7 @@ func windowsTorch(t *testing.T, to string) {
 	const name = "torch-2.9.0-cp313-cp313-win_amd64.whl"
 	kept := repository(t, ".cache/images/windows")
 	if _, err := os.Stat(filepath.Join(kept, name)); err != nil {
-		temp, err := os.MkdirTemp(kept, "work.")
+		temp, err := os.MkdirTemp(kept, "work.") //nolint:usetesting // beside the place that the file is renamed to
 		if err != nil {
 			t.Fatal(err)
 		}

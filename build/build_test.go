@@ -604,7 +604,9 @@ func TestCancel(t *testing.T) {
 packages:
   sleepy: {versions: ["1.0"], source: {path: src}, extra_deps: [build, setuptools], local_version: "", matrix: [{python: "PYTHON"}]}
 `,
-		"src/setup.py": "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(987654)']).wait()\n",
+		"src/setup.py": "import subprocess, sys\n" +
+			"if 'bdist_wheel' in sys.argv:\n    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(987654)']).wait()\n" +
+			"from setuptools import setup\nsetup(name='sleepy', version='1.0')\n",
 	})
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("the user pressed a key")

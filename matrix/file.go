@@ -638,8 +638,8 @@ func (c *checker) pythonAxis(g *group, axis *PythonAxis) []Text {
 	if !v.IsSet() {
 		return texts(axis.OneOrMany)
 	}
-	if strings.HasSuffix(v.Value, "t") {
-		c.errorf(v.place, "python", fmt.Sprintf("write %q", strings.TrimSuffix(v.Value, "t")), "free-threaded Python has no stable ABI")
+	if release, ok := strings.CutSuffix(v.Value, "t"); ok {
+		c.errorf(v.place, "python", fmt.Sprintf("write %q", release), "free-threaded Python has no stable ABI")
 		return nil
 	}
 	g.abi3 = v.Value

@@ -109,9 +109,15 @@ func remoteIndexed(f *index.File) RemoteFile {
 	return RemoteFile{Name: f.Filename, Size: f.Size, SHA256: f.SHA256.String(), Uploaded: f.UploadTime}
 }
 
-func (t *kilnServer) files(ctx context.Context, project string) (files []*index.File, err error) {
-	err = t.retry.do(ctx, "list "+project, func() error {
-		remote, err := index.OpenRemote(ctx, t.client, t.root.String())
+func (t *kilnServer) files(ctx context.Context, project string) ([]*index.File, error) {
+	return readIndex(ctx, t.client, &t.retry, t.root.String(), project)
+}
+
+// readIndex reads what the index at an address lists of a project; one that it does not have has no
+// files.
+func readIndex(ctx context.Context, client *http.Client, retry *Retry, address, project string) (files []*index.File, err error) {
+	err = retry.do(ctx, "list "+project, func() error {
+		remote, err := index.OpenRemote(ctx, client, address)
 		if err != nil {
 			return err
 		}

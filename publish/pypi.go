@@ -145,23 +145,12 @@ func (t *pypi) simple(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("where %s lists its files is not known: none of %s answers; say url: of the target in packages.yml", t, strings.Join(tried, ", "))
 }
 
-func (t *pypi) files(ctx context.Context, project string) (files []*index.File, err error) {
+func (t *pypi) files(ctx context.Context, project string) ([]*index.File, error) {
 	address, err := t.simple(ctx)
 	if err != nil {
 		return nil, err
 	}
-	err = t.opts.Retry.do(ctx, "list "+project, func() error {
-		remote, err := index.OpenRemote(ctx, t.client, address)
-		if err != nil {
-			return err
-		}
-		files, err = remote.Files(ctx, project)
-		if errors.Is(err, index.ErrNoProject) {
-			return nil
-		}
-		return err
-	})
-	return files, err
+	return readIndex(ctx, t.client, &t.opts.Retry, address, project)
 }
 
 func (t *pypi) List(ctx context.Context, _ func(string) bool) ([]Release, error) {

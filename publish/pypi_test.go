@@ -23,30 +23,11 @@ import (
 
 // TestPyPI: an index that takes uploads as PyPI does passes the suite. kiln's own server is one.
 func TestPyPI(t *testing.T) {
-	publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
-		server, secret := kilnServer(t)
-		faults := &publishtest.Faults{}
-		web := httptest.NewServer(faults.Wrap(server))
-		t.Cleanup(func() { web.Close(); server.Close() })
-		return &publishtest.Fixture{
-			Open: func(t testing.TB, transport http.RoundTripper) publish.Target {
-				target, err := publish.NewPyPI(publish.PyPIOptions{
-					Upload: address.Parse(web.URL + "/legacy/"), Token: secret, Projects: []string{"demo"}, Transport: transport,
-					Retry: publishtest.QuickRetry, Appear: 50 * time.Millisecond,
-				})
-				return open(t, target, err)
-			},
-			Published: func() (map[string]string, error) {
-				out := map[string]string{}
-				for p := range server.Catalog().Projects() {
-					for _, f := range p.Files {
-						out[f.Filename] = f.SHA256.String()
-					}
-				}
-				return out, nil
-			},
-			Faults: faults,
-		}
+	testKilnServer(t, func(url, secret string, transport http.RoundTripper) (publish.Target, error) {
+		return publish.NewPyPI(publish.PyPIOptions{
+			Upload: address.Parse(url + "/legacy/"), Token: secret, Projects: []string{"demo"}, Transport: transport,
+			Retry: publishtest.QuickRetry, Appear: 50 * time.Millisecond,
+		})
 	})
 }
 

@@ -161,6 +161,13 @@ func TestKilnFacts(t *testing.T) {
 }
 
 func TestKiln(t *testing.T) {
+	testKilnServer(t, func(url, secret string, transport http.RoundTripper) (publish.Target, error) {
+		return publish.NewKiln(publish.KilnOptions{URL: address.Parse(url), Token: secret, Projects: []string{"demo"}, Transport: transport, Retry: publishtest.QuickRetry})
+	})
+}
+
+// testKilnServer runs the suite with a target that uploads to a kiln server.
+func testKilnServer(t *testing.T, newTarget func(url, secret string, transport http.RoundTripper) (publish.Target, error)) {
 	publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
 		server, secret := kilnServer(t)
 		faults := &publishtest.Faults{}
@@ -168,7 +175,7 @@ func TestKiln(t *testing.T) {
 		t.Cleanup(func() { web.Close(); server.Close() })
 		return &publishtest.Fixture{
 			Open: func(t testing.TB, transport http.RoundTripper) publish.Target {
-				target, err := publish.NewKiln(publish.KilnOptions{URL: address.Parse(web.URL), Token: secret, Projects: []string{"demo"}, Transport: transport, Retry: publishtest.QuickRetry})
+				target, err := newTarget(web.URL, secret, transport)
 				return open(t, target, err)
 			},
 			Published: func() (map[string]string, error) {

@@ -2,6 +2,7 @@
 
     python gputransformers.py make 8b|70b 4.0|mixed FOLDER     a model with random weights
     python gputransformers.py kiln FOLDER [--short]            load, memory, prefill, decode: eager, graphs, model.generate
+    python gputransformers.py embedding FOLDER                 the same with the embedding in main memory, as exllamav2 has it
     python gputransformers.py exllamav2 FOLDER                 the same there (a compiled exllamav2 on PYTHONPATH)
     python gputransformers.py fp16 FOLDER                      the same shape in half precision
     python gputransformers.py compile FOLDER                   torch.compile(mode="reduce-overhead") with a static cache
@@ -163,12 +164,12 @@ def tokens(batch, length, seed=1):
     return torch.randint(10, 100000, (batch, length), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def load(folder):
+def load(folder, device_map=DEVICE):
     import kiln.transformers  # noqa: F401
     from transformers import AutoModelForCausalLM, logging
 
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, device_map=DEVICE)
+    return AutoModelForCausalLM.from_pretrained(folder, device_map=device_map)
 
 
 def prefill(model, batch=1, length=None):
@@ -346,7 +347,26 @@ def kiln_model(folder, short):
         torch.cuda.synchronize()
         took.append(time.perf_counter() - start)
     host(model)
-    say("model.generate, static cache", (took[2] - took[1]) / 64 * 1000, "ms a token (first call of 8: %.1f s)" % took[0])
+    say("model.generate, static cache", (took[2] - took[1]) / 64 * 1000, "ms a token (8 tokens: %.2f s at first, then %.3f)" % tuple(took[:2]))
+
+
+def embedding(folder):
+    torch.zeros(1, device=DEVICE)
+    with Watch() as watch:
+        start = time.perf_counter()
+        model = load(folder, {"": DEVICE, "model.embed_tokens": "cpu"})
+        torch.cuda.synchronize()
+        say("load, embedding in main memory", time.perf_counter() - start, "s")
+        time.sleep(0.05)
+    say("peak of main memory", watch.host / 1e9, "GB (%.2f before loading)" % (watch.before / 1e9))
+    say("peak of GPU memory, loading", watch.gpu / 1e9, "GB")
+    say("GPU memory", (watch.free - torch.cuda.mem_get_info()[0]) / 1e9, "GB")
+    logits, _ = prefill(model, 1, 64)
+    same = torch.equal(logits[0, -1].float().cpu(), torch.load(os.path.join(folder, "kiln.pt")))
+    say("logits as with it on the GPU", int(same))
+    expect(same, "logits with the embedding in main memory")
+    say("prefill of %d" % PROMPT, 1000 * PROMPT / clock(lambda: prefill(model), 5, warm=2), "tokens/s")
+    graph(model, 1)
 
 
 def variants(folder):
@@ -526,7 +546,7 @@ def main():
     if what == "make":
         make(*args)
     else:
-        call = {"kiln": kiln_model, "exllamav2": exllamav2, "fp16": fp16, "compile": compiled, "lora": lora, "variants": variants}[
+        call = {"kiln": kiln_model, "embedding": embedding, "exllamav2": exllamav2, "fp16": fp16, "compile": compiled, "lora": lora, "variants": variants}[
             what
         ]
         call(args[0], "--short" in args) if what == "kiln" else call(args[0])

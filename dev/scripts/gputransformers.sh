@@ -30,6 +30,7 @@ run() { printf '\n== %s\n' "$*"; "$python" "$script" "$@" || failed=1; }
     for shape in ${SHAPES:-8b 70b}; do
       run make "$shape" "$widths" "$scratch/model"
       run kiln "$scratch/model"
+      run embedding "$scratch/model"
       if [ -n "${EXLLAMAV2:-}" ]; then
         PYTHONPATH=$EXLLAMAV2 run exllamav2 "$scratch/model"
       else

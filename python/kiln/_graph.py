@@ -6,6 +6,7 @@ attention of one token by that of _decode. Nothing of that touches the model its
 """
 
 import contextlib
+import copy
 import functools
 import importlib.util
 import sys
@@ -78,19 +79,30 @@ class Graph:
 
 
 class Calls:
-    """What model.generate calls for every token after the first, in the place of a compiled model. One graph is kept."""
+    """What model.generate calls for every token after the first, in the place of a compiled model. One graph is kept.
+
+    The graph counts positions up and lets the mask see the next token, so that generate need not make either for every step:
+    prepared has them.
+    """
 
     def __init__(self, model, compiled):
         self.model, self.compiled = weakref.ref(model), compiled
-        self.state = self.key = self.graph = self.inputs = self.memory = None
+        self.state = self.key = self.graph = self.inputs = self.counted = self.memory = self.next = None
+        self.length = 0  # of all tokens, when the next step was prepared last
         self.cache = lambda: None  # a weak reference to the one that has the memory
 
     def begin(self):
         """Before each generation: the graph of a model that has changed since is of no use."""
-        state = _state(self.model())
+        state, self.next = _state(self.model()), None
         if state != self.state:
             self.state, self.key, self.graph, self.memory = state, None, None, None
         return self
+
+    def prepared(self, ids, cache):
+        """The inputs of the step for ids, if it follows the last one. None if transformers has to make them."""
+        follows = self.next is not None and cache is self.cache() and ids.shape[1] == self.length + 1
+        inputs, self.next, self.length = self.next if follows else None, None, ids.shape[1]
+        return inputs and {**inputs, "past_key_values": cache, "input_ids": ids[:, -1:]}
 
     def __call__(self, **kwargs):
         model, cache = self.model(), kwargs.get("past_key_values")
@@ -103,13 +115,21 @@ class Calls:
         if key != self.key or not self._is_mine(cache):
             self.key = self.graph = self.memory = None
             self.inputs = {k: v.clone() for k, v in tensors.items()}
-            fixed = {**kwargs, **self.inputs}
-            self.graph = Graph(lambda: model(**fixed), counters(cache), model)
+            # The graph's own cache has the same memory: what holds the caller's would keep it from serving the next one.
+            twin = copy.copy(cache)
+            twin.layers = [copy.copy(layer) for layer in cache.layers]
+            fixed, self.counted = {**kwargs, **self.inputs, "past_key_values": twin}, _counted(self.inputs, cache)
+            step = _counting(lambda: model(**fixed), self.counted, twin)
+            self.graph = Graph(step, [*counters(cache), *self.counted.values()], model)
             self.key, self.cache, self.memory = key, weakref.ref(cache), _memory(cache)
         else:
             for k, v in tensors.items():
-                self.inputs[k].copy_(v)
-        return self.graph.replay()
+                if v is not self.inputs[k]:
+                    self.inputs[k].copy_(v)
+        if self.counted:
+            self.next = {k: self.inputs.get(k, v) for k, v in kwargs.items() if v is not cache and k != "return_dict"}
+        result = self.graph.replay()
+        return type(result)(**{**result, "past_key_values": cache})
 
     def _is_mine(self, cache):
         """Whether the cache is that of the graph. A new one like it becomes that, once the old one is gone."""
@@ -125,6 +145,35 @@ class Calls:
                 setattr(layer, name, next(memory))
         self.cache = weakref.ref(cache)
         return True
+
+
+def _counted(inputs, cache):
+    """The inputs that a graph can count up itself, if those are all that change beside the token; else none."""
+    counted = {k: v for k, v in inputs.items() if k != "input_ids"}
+    known = {
+        "position_ids": lambda v: not v.is_floating_point() and v.shape[-1] == 1,
+        "attention_mask": lambda v: v.dtype is torch.bool and v.dim() == 4 and v.shape[2] == 1,
+    }
+    if not counters(cache) or "input_ids" not in inputs or not all(k in known and known[k](v) for k, v in counted.items()):
+        return {}
+    return counted
+
+
+def _counting(step, counted, cache):
+    """The step; positions and mask, where they are counted, are those of the next one when it ends."""
+    position, mask = counted.get("position_ids"), counted.get("attention_mask")
+
+    def whole():
+        if mask is not None:
+            then = (counters(cache)[0] + 1).clamp(max=mask.shape[-1] - 1).view(1)
+        result = step()
+        if position is not None:
+            position.add_(1)
+        if mask is not None:
+            mask.index_fill_(-1, then, True)
+        return result
+
+    return whole
 
 
 def _tensors(layer):

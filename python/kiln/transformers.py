@@ -8,6 +8,7 @@ use_for_gptq() has kiln load GPTQ checkpoints too. See docs/transformers.md.
 """
 
 import concurrent.futures
+import functools
 import glob
 import json
 import os
@@ -20,7 +21,7 @@ from transformers import modeling_utils
 from transformers.utils import logging
 
 from . import _eager
-from ._checkpoint import Checkpoint
+from ._checkpoint import Checkpoint, shared
 from ._graph import Calls
 from ._library import Error, FormatError, NotSupported, OutOfMemory
 from ._quant import QMatrix, _exl2, _gptq
@@ -59,6 +60,7 @@ _names = [
     (r"\.ffn\.router\.layer$", ".block_sparse_moe.gate"),
     (r"\.ffn\.experts$", ".block_sparse_moe.experts"),
 ]
+_embeddings = ("embed_tokens", "wte")
 _renamed = ("gpt2", "gpt_bigcode", "dbrx")  # whose float tensors have other names in EXL2 than in transformers
 _fused = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "c_attn": ("q_proj", "k_proj", "v_proj"), "Wqkv": ("q_proj", "k_proj", "v_proj"),
@@ -107,6 +109,15 @@ class Exl2Quantizer(HfQuantizer):
         if any(str(p).startswith("cuda") or isinstance(p, int) for p in places) and not torch.cuda.is_available():
             raise NotSupported("device_map names a GPU and torch sees none: leave device_map away to run on the CPU")
 
+    def update_device_map(self, device_map):
+        # An embedding is looked up in main memory by the GPU itself: one device for all, as far as transformers is concerned.
+        self.embedding_in_main_memory = False
+        if isinstance(device_map, dict):
+            rest = {n: d for n, d in device_map.items() if str(d) != "cpu" or n.rpartition(".")[2] not in _embeddings}
+            if 0 < len(rest) < len(device_map) and all(_torch_device(d).type == "cuda" for d in rest.values()):
+                self.embedding_in_main_memory, device_map = True, rest
+        return device_map
+
     def update_dtype(self, dtype):
         # Products are in half precision. Gemma's activations do not fit into it, between products.
         if dtype in (None, torch.bfloat16) and not getattr(_loading, "model_type", "").startswith("gemma"):
@@ -115,6 +126,7 @@ class Exl2Quantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         job = _Job(model, checkpoint_files or _loading.files, self._format())
+        job.embedding_in_main_memory = getattr(self, "embedding_in_main_memory", False)
         job.replace()
         model._kiln_job = job
         return model
@@ -151,7 +163,7 @@ class GptqQuantizer(Exl2Quantizer):
 
 def _use_graphs(model):
     """Have model.generate replay CUDA graphs where it would call a compiled model: with a static cache, on a GPU."""
-    plain, calls = model.get_compiled_call, []
+    plain, prepare, calls = model.get_compiled_call, model.prepare_inputs_for_generation, []
 
     def get_compiled_call(compile_config=None):
         if compile_config is not None:  # the caller wants torch.compile
@@ -160,7 +172,12 @@ def _use_graphs(model):
             calls.append(Calls(model, lambda **kwargs: plain(None)(**kwargs)))
         return calls[0].begin()
 
-    model.get_compiled_call = get_compiled_call
+    @functools.wraps(prepare)
+    def prepare_inputs_for_generation(input_ids, *args, **kwargs):
+        ready = calls[0].prepared(input_ids, kwargs.get("past_key_values")) if calls else None
+        return ready or prepare(input_ids, *args, **kwargs)
+
+    model.get_compiled_call, model.prepare_inputs_for_generation = get_compiled_call, prepare_inputs_for_generation
 
 
 def use_for_gptq():
@@ -344,12 +361,22 @@ class _Job:
                     wanted[name] = have[plain + "." + last]
         else:
             wanted = {n.replace("mm_input_projection.weight", "mm_input_projection_weight"): n for n in self._floats().values()}
-        found = {name: self.checkpoint.read(n, device) for name, n in wanted.items()}
+        apart = self._embedding() if self.embedding_in_main_memory else None
+        found = {name: self._float(n, device, _plain(name) == apart) for name, n in wanted.items()}
         if any(n.endswith(".q_norm.weight") and p.dim() == 1 for n, p in self.model.named_parameters()):
             # EXL2 has the norm of a head once for each head.
             norms = [n for n, t in found.items() if n.endswith((".q_norm.weight", ".k_norm.weight")) and t.dim() == 2]
             found.update((n, found[n][0].clone()) for n in norms)
         return found
+
+    def _float(self, name, device, in_main_memory):
+        if in_main_memory:
+            return shared(self.checkpoint.read(name).to(self.model.get_input_embeddings().weight.dtype), device)
+        return self.checkpoint.read(name, device)
+
+    def _embedding(self):
+        module = self.model.get_input_embeddings()
+        return _plain(next(n for n, m in self.model.named_modules() if m is module) + ".weight")
 
     def _check_memory(self, device_map):
         if not torch.cuda.is_available():
@@ -357,6 +384,8 @@ class _Job:
         for index in range(torch.cuda.device_count()):
             if {str(_torch_device(d)) for d in device_map.values()} == {"cuda:%d" % index}:
                 need, free = sum(self.checkpoint.sizes.values()), torch.cuda.mem_get_info(index)[0]
+                if self.embedding_in_main_memory:
+                    need -= self.checkpoint.sizes.get(self._floats().get(self._embedding()), 0)
                 free += torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
                 if need > free:
                     raise OutOfMemory(
@@ -384,6 +413,8 @@ class _Job:
                 reads[i] = None
                 self._fill_group(group, made, dtype)
         self.checkpoint.close()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what transformers and the reading of layers have allocated and no longer use
 
     def _read_group(self, group, device):
         pieces = [(layer, *part) for layer, parts in group for part in parts]

@@ -275,6 +275,21 @@ class TestRunning(Folder):
         )
         self.assertEqual(static[0, ids.shape[1] :].tolist(), want)
 
+    def test_embedding_in_main_memory(self):
+        """A GPU can read it there (dev/scripts/gputransformers.py does): transformers sees one device."""
+        quantizer = kiln.transformers.Exl2Quantizer(kiln.transformers.Exl2Config())
+        for device_map, want in (
+            ({"": 0, "model.embed_tokens": "cpu"}, {"": 0}),
+            ({"": "cuda:1", "transformer.wte": "cpu"}, {"": "cuda:1"}),
+            ({"": 0, "lm_head": "cpu"}, None),
+            ({"": "cpu", "model.embed_tokens": "cpu"}, None),
+            ({"model.embed_tokens": "cpu"}, None),
+            ("cuda", None),
+            (None, None),
+        ):
+            self.assertEqual(quantizer.update_device_map(device_map), want or device_map)
+            self.assertEqual(quantizer.embedding_in_main_memory, want is not None)
+
     def test_steps_with_fused_functions(self):
         """The step that becomes a graph on a GPU, with the functions that replace those of the model."""
         model = load(self.folder)
@@ -322,28 +337,28 @@ class TestRunning(Folder):
         model, made, now, calls = load(self.folder), [], {}, []
 
         class Graph:
-            """Like one on a GPU it works on what is in memory, and holds no cache."""
+            """Like one on a GPU it works on what is in memory."""
 
             def __init__(self, function, counters, model):
                 made.append([t.data_ptr() for t in _graph._memory(now["past_key_values"])])
+                self.replay = torch.no_grad()(function)
 
-            def replay(self):
-                return model(**{**now, **calls[0].inputs})
-
-        def generate(of=model, **more):
-            ids = self.ids[:1]
+        def generate(of=model, ids=self.ids[:1], **more):
             more = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "attention_mask": torch.ones_like(ids), **more}
             return of.generate(ids, **more)
 
         def call(self_, **kwargs):
             now.update(kwargs)
-            calls[:] = [self_]
+            calls.append(kwargs.get("attention_mask") is (self_.inputs or {}).get("attention_mask", ...))
             out = plain(self_, **kwargs)
             self.assertEqual([t.data_ptr() for t in _graph._memory(now["past_key_values"])], made[-1])
             now.clear()
             return out
 
-        want, plain = generate(), _graph.Calls.__call__
+        mask = torch.ones_like(self.ids)
+        mask[0, :2] = 0
+        padded = {"ids": self.ids, "attention_mask": mask}
+        want, want_padded, plain = generate(), generate(**padded), _graph.Calls.__call__
         with (
             mock.patch.object(_graph, "Graph", Graph),
             mock.patch.object(_graph, "_is_static", lambda cache: True),
@@ -352,8 +367,14 @@ class TestRunning(Folder):
         ):
             static = {"cache_implementation": "static"}
             for _ in range(3):
+                calls.clear()
                 self.assertTrue(torch.equal(generate(**static), want))
+                # The mask of the first step is transformers', those of the others the graph's.
+                self.assertEqual(calls, [False, tiny_models.V5, tiny_models.V5])
             self.assertEqual(len(made), 1)
+            self.assertTrue(torch.equal(generate(**padded, **static), want_padded))
+            generate(**static)
+            made[:] = made[-1:]
             if tiny_models.V5:  # the release before has one cache for all calls
                 kept = generate(**static, return_dict_in_generate=True).past_key_values
                 before = [t.clone() for t in _graph._memory(kept)]

@@ -549,7 +549,7 @@ func (c *candidate) checkSibling(n *NewFile) error {
 	if c.file.Base == "" {
 		return nil
 	}
-	path := n.Path + ".metadata"
+	path := n.Path + MetadataSuffix
 	data, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && n.writeMetadata:

@@ -63,6 +63,8 @@ type fileLine struct {
 	Window  []string      `json:"window,omitempty"`
 	Audit   []AuditResult `json:"audit,omitempty"`
 	Variant *Variant      `json:"variant,omitempty"`
+
+	Papers map[string]Digest `json:"papers,omitempty"`
 }
 
 // appendBlock appends the block of a project.
@@ -98,7 +100,7 @@ func newFileLine(f *File) fileLine {
 	l := fileLine{
 		Filename: f.Filename, Base: f.Base, SHA256: f.SHA256, Size: f.Size, Metadata: f.Metadata, RequiresPython: f.RequiresPython,
 		Provenance: f.Provenance, Built: f.Coordinates, Arch: f.Arch, Glibc: f.Glibc, Window: f.Window,
-		Audit: f.Audit, Variant: f.Variant,
+		Audit: f.Audit, Variant: f.Variant, Papers: f.Papers,
 	}
 	if !f.UploadTime.IsZero() {
 		l.UploadTime = f.UploadTime.UTC().Format(timeFormat)
@@ -216,7 +218,7 @@ func parseFileLine(line []byte, in interner) (File, error) {
 	f := File{
 		Filename: l.Filename, Base: in.get(l.Base), SHA256: l.SHA256, Size: l.Size, Metadata: l.Metadata,
 		RequiresPython: in.get(l.RequiresPython), Provenance: l.Provenance, Coordinates: l.Built, Arch: l.Arch,
-		Glibc: in.get(l.Glibc), Window: l.Window, Audit: l.Audit, Variant: l.Variant,
+		Glibc: in.get(l.Glibc), Window: l.Window, Audit: l.Audit, Variant: l.Variant, Papers: l.Papers,
 	}
 	for i, a := range f.Arch {
 		f.Arch[i] = in.get(a)
@@ -374,6 +376,11 @@ func (f *File) validate() error {
 			return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && r != '.' && r != '_' && r != '+' && r != '-' && r != ':'
 		}) {
 			return fmt.Errorf("architecture %q", a)
+		}
+	}
+	for suffix := range f.Papers {
+		if suffix != ProvenanceSuffix && suffix != SBOMSuffix || f.Base != "" || !f.IsWheel() {
+			return fmt.Errorf("paper %.40q is none of a hosted wheel", suffix)
 		}
 	}
 	return nil

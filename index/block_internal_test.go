@@ -212,7 +212,7 @@ func TestSamePage(t *testing.T) {
 	base := File{
 		Filename: "a-1-py3-none-any.whl", Base: "https://x.org/", SHA256: Digest{1}, Size: 1, Metadata: Digest{2}, RequiresPython: ">=3", UploadTime: time.Unix(1, 0),
 		YankedReason: "no", Provenance: "https://x.org/p", Coordinates: Coordinates{Toolkit: "cu128", Torch: []string{"2.9"}}, Arch: []string{"80"},
-		Glibc: "2.28", Window: []string{"2.9"},
+		Glibc: "2.28", Window: []string{"2.9"}, Papers: map[string]Digest{SBOMSuffix: {3}},
 	}
 	if same := base; !base.samePage(&same) {
 		t.Fatal("a file is not like itself")

@@ -106,6 +106,10 @@ type File struct {
 	// Audit is what a look into the wheel found, if there was one.
 	Audit []AuditResult
 
+	// Papers are the hashes of what was published with a hosted wheel, by [ProvenanceSuffix] and
+	// [SBOMSuffix]. They can be fetched at its URL with the suffix appended.
+	Papers map[string]Digest
+
 	// Variant is the variant.json of a wheel with a variant label (PEP 825).
 	Variant *Variant
 }
@@ -120,6 +124,28 @@ type Facts struct {
 	Glibc  string        `json:"glibc,omitempty"`
 	Window []string      `json:"window,omitempty"`
 	Audit  []AuditResult `json:"audit,omitempty"`
+}
+
+// What the names of the papers of a wheel end in, after its own.
+const (
+	MetadataSuffix   = ".metadata"     // PEP 658
+	ProvenanceSuffix = ".intoto.jsonl" // in-toto statement, in a DSSE envelope if signed
+	SBOMSuffix       = ".cdx.json"     // CycloneDX
+)
+
+// PapersHeader is a header of the answer to a GET at the URL for uploads, with the suffixes of the
+// papers that the server takes. Servers of early versions take none.
+const PapersHeader = "Kiln-Papers"
+
+// CutPaper returns the name of the wheel that a paper belongs to, and its suffix. It is not ok for
+// other names.
+func CutPaper(name string) (wheel, suffix string, ok bool) {
+	for _, suffix := range []string{ProvenanceSuffix, SBOMSuffix} {
+		if name, ok := strings.CutSuffix(name, ".whl"+suffix); ok {
+			return name + ".whl", suffix, true
+		}
+	}
+	return name, "", false
 }
 
 // FactsField is the field of an upload that has the [Facts] of a wheel as JSON.
@@ -175,6 +201,18 @@ func (f *File) URL(root string) string {
 func (f *File) HostedPath() string {
 	h := f.SHA256.String()
 	return path.Join("files", h[:2], h[2:], f.Filename)
+}
+
+// Paper returns the hash of what can be fetched at the URL of the file with a suffix appended, of the
+// file itself without one. It is zero if there is nothing.
+func (f *File) Paper(suffix string) Digest {
+	switch suffix {
+	case "":
+		return f.SHA256
+	case MetadataSuffix:
+		return f.Metadata
+	}
+	return f.Papers[suffix]
 }
 
 // IsWheel reports whether the file is a wheel, as opposed to an sdist.

@@ -216,12 +216,18 @@ func (c *checker) checkHosted(f *File) {
 			c.find("hash", rel, "has sha256 %s, not %s", sum, f.SHA256)
 		}
 	}
+	for suffix, want := range f.Papers {
+		c.expected[rel+suffix] = true
+		if sum, err := digestFile(path + suffix); err != nil || sum != want {
+			c.find("paper", rel+suffix, "is missing or has another hash than was published")
+		}
+	}
 	if f.Metadata.IsZero() {
 		return
 	}
-	c.expected[rel+".metadata"] = true
-	if sum, err := digestFile(path + ".metadata"); err != nil || sum != f.Metadata {
-		c.find("metadata", rel+".metadata", "is missing or has another hash; installers stop at it")
+	c.expected[rel+MetadataSuffix] = true
+	if sum, err := digestFile(path + MetadataSuffix); err != nil || sum != f.Metadata {
+		c.find("metadata", rel+MetadataSuffix, "is missing or has another hash; installers stop at it")
 	}
 }
 

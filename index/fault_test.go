@@ -71,6 +71,20 @@ func TestFault(t *testing.T) {
 		}
 		return err
 	}
+	paper := func(ctx context.Context, s *index.Store) error {
+		for _, signed := range []bool{false, true} {
+			catalog, err := s.Catalog(ctx)
+			if err != nil {
+				return err
+			}
+			f := catalog.Project("flash-attn").File(fa130)
+			_, err = s.AddPaper(ctx, fa130+index.ProvenanceSuffix, statement(t, signed, fa130, f.SHA256.String()))
+			if err != nil && !errors.Is(err, index.ErrExists) { // the first attempt came to the signature
+				return err
+			}
+		}
+		return nil
+	}
 	tests := []struct {
 		name     string
 		do, undo change
@@ -81,6 +95,7 @@ func TestFault(t *testing.T) {
 		{"yank", yank(false), yank(true), math.MaxInt},
 		{"remove", remove, add(newer), math.MaxInt},
 		{"remove in bulk", remove, add(newer), 0},
+		{"papers", paper, remove, math.MaxInt},
 		{"status", status(index.Quarantined), status(index.Active), math.MaxInt},
 		{"default", configure(another), configure(config), math.MaxInt},
 		{"aliases", configure(aliases), configure(config), math.MaxInt},

@@ -164,14 +164,14 @@ func revisionOf(p *Project) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// OpenFile opens a file of the index, or with metadata its METADATA, for reading. The error wraps
+// OpenFile opens a file of the index, or its METADATA by its suffix, for reading. The error wraps
 // [fs.ErrNotExist] for a file that is gone or was replaced since the index was read.
-func (f *Folder) OpenFile(file *File, metadata bool) (io.ReadSeekCloser, error) {
+func (f *Folder) OpenFile(file *File, suffix string) (io.ReadSeekCloser, error) {
 	at := f.known()[file.Filename]
 	if at == nil || at.candidate == nil || at.file.SHA256 != file.SHA256 {
 		return nil, fmt.Errorf("open %s: %w", file.Filename, fs.ErrNotExist)
 	}
-	if metadata {
+	if suffix == MetadataSuffix {
 		return nopCloser{bytes.NewReader(at.metadata)}, nil
 	}
 	root, err := os.OpenRoot(f.dir)

@@ -396,7 +396,7 @@ func appendObject(dst []byte, f *File, url string, hosted bool, built Coordinate
 // appendBuilt appends the key in which JSON says what a file was built for. Installers ignore
 // keys that begin with an underscore (PEP 691); [Remote] reads this one.
 func appendBuilt(dst []byte, built Coordinates, f *File) []byte {
-	if built.IsZero() && len(f.Arch) == 0 && f.Glibc == "" && len(f.Window) == 0 {
+	if built.IsZero() && len(f.Arch) == 0 && f.Glibc == "" && len(f.Window) == 0 && len(f.Papers) == 0 {
 		return dst
 	}
 	dst = append(dst, `,"_kiln":{`...)
@@ -433,6 +433,19 @@ func appendBuilt(dst []byte, built Coordinates, f *File) []byte {
 		dst = appendJSONString(dst, f.Glibc)
 	}
 	list("window", f.Window)
+	if len(f.Papers) > 0 {
+		comma()
+		dst = append(dst, `"papers":{`...)
+		for i, suffix := range slices.Sorted(maps.Keys(f.Papers)) {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			dst = appendJSONString(dst, suffix)
+			dst = append(dst, ':')
+			dst = appendJSONString(dst, f.Papers[suffix].String())
+		}
+		dst = append(dst, '}')
+	}
 	return append(dst, '}')
 }
 

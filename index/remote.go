@@ -209,6 +209,7 @@ func parseJSONPage(body []byte, base *url.URL) ([]*File, error) {
 				Arch   []string
 				Glibc  string
 				Window []string
+				Papers map[string]Digest
 			} `json:"_kiln"`
 		}
 	}
@@ -217,7 +218,7 @@ func parseJSONPage(body []byte, base *url.URL) ([]*File, error) {
 	}
 	var files []*File
 	for _, in := range page.Files {
-		f := &File{Filename: in.Filename, Size: in.Size, RequiresPython: in.RequiresPython, Arch: in.Kiln.Arch}
+		f := &File{Filename: in.Filename, Size: in.Size, RequiresPython: in.RequiresPython, Arch: in.Kiln.Arch, Papers: in.Kiln.Papers}
 		if f.normalizeArch() != nil {
 			f.Arch = nil // of another program: not known excludes nothing
 		}

@@ -280,10 +280,10 @@ func loadProjects(ctx context.Context, log io.ReaderAt, st *state, names []strin
 	return errors.Join(errs...)
 }
 
-// OpenFile opens a hosted file, or with metadata its METADATA, for reading. The error
+// OpenFile opens a hosted file, or its METADATA or a paper by their suffix, for reading. The error
 // wraps [fs.ErrNotExist] for files that are elsewhere.
-func (s *Store) OpenFile(f *File, metadata bool) (io.ReadSeekCloser, error) {
-	if f.Base != "" || metadata && f.Metadata.IsZero() {
+func (s *Store) OpenFile(f *File, suffix string) (io.ReadSeekCloser, error) {
+	if f.Base != "" || f.Paper(suffix).IsZero() {
 		return nil, fmt.Errorf("open %s: not hosted: %w", f.Filename, fs.ErrNotExist)
 	}
 	// The name was checked, but nothing below the folder may lead out of it.
@@ -292,11 +292,7 @@ func (s *Store) OpenFile(f *File, metadata bool) (io.ReadSeekCloser, error) {
 		return nil, err
 	}
 	defer root.Close()
-	path := f.HostedPath()
-	if metadata {
-		path += ".metadata"
-	}
-	return root.Open(filepath.FromSlash(path))
+	return root.Open(filepath.FromSlash(f.HostedPath() + suffix))
 }
 
 // touch is called before every change to a file.

@@ -659,7 +659,7 @@ func (f *File) samePage(o *File) bool {
 	return f.Filename == o.Filename && f.Base == o.Base && f.SHA256 == o.SHA256 && f.Size == o.Size && f.Metadata == o.Metadata &&
 		f.RequiresPython == o.RequiresPython && f.UploadTime.Equal(o.UploadTime) && f.Yanked == o.Yanked && f.YankedReason == o.YankedReason &&
 		f.Provenance == o.Provenance && f.Coordinates.Toolkit == o.Coordinates.Toolkit && slices.Equal(f.Coordinates.Torch, o.Coordinates.Torch) &&
-		slices.Equal(f.Arch, o.Arch) && f.Glibc == o.Glibc && slices.Equal(f.Window, o.Window)
+		slices.Equal(f.Arch, o.Arch) && f.Glibc == o.Glibc && slices.Equal(f.Window, o.Window) && maps.Equal(f.Papers, o.Papers)
 }
 
 // writeProject writes the pages of a project in the given views.
@@ -788,7 +788,7 @@ func (st *state) appendCatalog(dst []byte, config *Config) []byte {
 func (u *update) removeHosted() error {
 	for _, f := range u.unlink {
 		path := filepath.Join(u.store.dir, filepath.FromSlash(f.HostedPath()))
-		for _, p := range []string{path + ".metadata", path} {
+		for _, p := range []string{path + MetadataSuffix, path + SBOMSuffix, path + ProvenanceSuffix, path} {
 			if err := u.store.touch(p); err != nil {
 				return err
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/wheel"
@@ -32,13 +33,6 @@ const (
 	RowUntested = "untested" // its test did not run
 	RowRejected = "rejected" // test, audit or files are not as they must be
 	RowSkipped  = "skipped"  // left out by the plan
-)
-
-// Names of the files that go with a wheel.
-const (
-	metadataSuffix   = ".metadata"     // PEP 658
-	provenanceSuffix = ".intoto.jsonl" // in-toto statement, in a DSSE envelope if signed
-	sbomSuffix       = ".cdx.json"     // CycloneDX
 )
 
 // RowState says what is to be said of one row before anything is uploaded.
@@ -256,12 +250,12 @@ func sideFiles(u *Unit, opts *StatementOptions) ([]LocalFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	papers := []LocalFile{dataFile(u.File.Name+metadataSuffix, metadata), dataFile(u.File.Name+sbomSuffix, sbom)}
+	papers := []LocalFile{dataFile(u.File.Name+index.MetadataSuffix, metadata), dataFile(u.File.Name+index.SBOMSuffix, sbom)}
 	statement, err := NewStatement(u.Record, file, papers, opts)
 	if err != nil {
 		return nil, err
 	}
-	return append(papers, dataFile(u.File.Name+provenanceSuffix, statement)), nil
+	return append(papers, dataFile(u.File.Name+index.ProvenanceSuffix, statement)), nil
 }
 
 func dataFile(name string, data []byte) LocalFile {

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kiln-build/kiln/index"
@@ -42,6 +43,7 @@ type kilnServer struct {
 	root   *url.URL
 	client *http.Client
 	retry  Retry
+	papers atomic.Bool // it takes what goes with wheels
 }
 
 // NewKiln returns a kiln server as a target. It is flat: its files are in the release with the
@@ -75,13 +77,41 @@ func (t statusTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func (t *kilnServer) String() string { return "kiln:" + t.root.String() }
 
-func (t *kilnServer) Limits() Limits { return Limits{WheelsOnly: true, Flat: true, NoOverwrite: true} }
+func (t *kilnServer) Limits() Limits {
+	papers := t.papers.Load()
+	return Limits{WheelsOnly: !papers, PapersAfter: papers, Flat: true, NoOverwrite: true}
+}
 
 func (t *kilnServer) Base(string) string { return "" }
 
 func (t *kilnServer) List(ctx context.Context, _ func(string) bool) ([]Release, error) {
+	if err := t.askPapers(ctx); err != nil {
+		return nil, fmt.Errorf("list %s: %w", t, err)
+	}
 	return listIndex(ctx, t, t.opts.Projects, t.files)
 }
+
+// askPapers asks whether the server takes provenance and bill of materials. One of an early version
+// does not.
+func (t *kilnServer) askPapers(ctx context.Context) error {
+	return t.retry.do(ctx, "ask "+t.root.String(), func() error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.uploads(), http.NoBody)
+		if err != nil {
+			return err
+		}
+		if t.opts.Token != "" {
+			req.SetBasicAuth("__token__", t.opts.Token)
+		}
+		resp, err := t.client.Do(req)
+		if err != nil {
+			return err
+		}
+		t.papers.Store(strings.Contains(resp.Header.Get(index.PapersHeader), index.ProvenanceSuffix))
+		return resp.Body.Close()
+	})
+}
+
+func (t *kilnServer) uploads() string { return t.root.JoinPath("legacy/").String() }
 
 // indexFiles returns what an index lists of a project.
 type indexFiles func(ctx context.Context, project string) ([]*index.File, error)
@@ -95,7 +125,10 @@ func listIndex(ctx context.Context, t Target, projects []string, list indexFiles
 			return nil, fmt.Errorf("list %s: %w", t, err)
 		}
 		for _, f := range files {
-			r.Files = append(r.Files, remoteIndexed(f))
+			r.Files = append(r.Files, remoteIndexed(f, ""))
+			for suffix := range f.Papers {
+				r.Files = append(r.Files, remoteIndexed(f, suffix))
+			}
 		}
 	}
 	if len(r.Files) == 0 {
@@ -105,8 +138,14 @@ func listIndex(ctx context.Context, t Target, projects []string, list indexFiles
 	return []Release{r}, nil
 }
 
-func remoteIndexed(f *index.File) RemoteFile {
-	return RemoteFile{Name: f.Filename, Size: f.Size, SHA256: f.SHA256.String(), Uploaded: f.UploadTime}
+// remoteIndexed is a file of an index, or the paper of it with that suffix, whose size a page does
+// not say.
+func remoteIndexed(f *index.File, suffix string) RemoteFile {
+	out := RemoteFile{Name: f.Filename + suffix, SHA256: f.Paper(suffix).String(), Uploaded: f.UploadTime}
+	if suffix == "" {
+		out.Size = f.Size
+	}
+	return out
 }
 
 func (t *kilnServer) files(ctx context.Context, project string) ([]*index.File, error) {
@@ -140,7 +179,7 @@ func (t *kilnServer) Upload(ctx context.Context, tag string, f LocalFile, progre
 	if err != nil {
 		return RemoteFile{}, err
 	}
-	post := uploadRequest{client: t.client, retry: &t.retry, address: t.root.JoinPath("legacy/").String(), token: t.opts.Token, fields: fields}
+	post := uploadRequest{client: t.client, retry: &t.retry, address: t.uploads(), token: t.opts.Token, fields: fields}
 	if err := post.do(ctx, f, progress); err != nil {
 		return RemoteFile{}, err
 	}
@@ -210,6 +249,10 @@ func (u *uploadRequest) do(ctx context.Context, f LocalFile, progress func(int64
 // itself.
 func kilnForm(f LocalFile) ([][2]string, error) {
 	fields := [][2]string{{":action", "file_upload"}, {"protocol_version", "1"}, {"metadata_version", "2.1"}, {"sha256_digest", f.SHA256}}
+	if name, _, ok := index.CutPaper(f.Name); ok {
+		w, err := wheel.ParseFilename(name)
+		return append(fields, [2]string{"filetype", "paper"}, [2]string{"name", w.Name}, [2]string{"version", w.Version.String()}), err
+	}
 	if strings.HasSuffix(f.Name, ".whl") {
 		w, err := wheel.ParseFilename(f.Name)
 		if err != nil {
@@ -257,8 +300,14 @@ func project(name string) (string, error) {
 	return s.Name, err
 }
 
-func (t *kilnServer) find(ctx context.Context, name string) (*index.File, error) {
-	return findIndexed(ctx, name, t.files)
+// find returns a file, or the wheel that a paper belongs to and the suffix of the paper.
+func (t *kilnServer) find(ctx context.Context, name string) (*index.File, string, error) {
+	distribution, suffix, _ := index.CutPaper(name)
+	f, err := findIndexed(ctx, distribution, t.files)
+	if err == nil && f.Paper(suffix).IsZero() {
+		err = fmt.Errorf("%s: %w", name, fs.ErrNotExist)
+	}
+	return f, suffix, err
 }
 
 // findIndexed returns a file as an index lists it.
@@ -279,25 +328,50 @@ func findIndexed(ctx context.Context, name string, list indexFiles) (*index.File
 }
 
 func (t *kilnServer) Stat(ctx context.Context, _, name string) (RemoteFile, error) {
-	f, err := t.find(ctx, name)
+	f, suffix, err := t.find(ctx, name)
 	if err != nil {
 		return RemoteFile{}, err
 	}
-	return remoteIndexed(f), nil
+	out := remoteIndexed(f, suffix)
+	if out.Size == 0 {
+		out.Size, err = sizeAt(ctx, t.client, &t.retry, f.URL("")+suffix)
+	}
+	return out, err
+}
+
+// sizeAt asks for the size of a file.
+func sizeAt(ctx context.Context, client *http.Client, retry *Retry, address string) (size int64, err error) {
+	err = retry.do(ctx, "ask for "+address, func() error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodHead, address, http.NoBody)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return newHTTPError(resp)
+		}
+		size = resp.ContentLength
+		return nil
+	})
+	return size, err
 }
 
 func (t *kilnServer) Open(ctx context.Context, _, name string) (io.ReadCloser, error) {
-	f, err := t.find(ctx, name)
+	f, suffix, err := t.find(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	return openIndexed(ctx, t.client, &t.retry, f)
+	return openAt(ctx, t.client, &t.retry, f.URL("")+suffix)
 }
 
-// openIndexed reads a file of an index.
-func openIndexed(ctx context.Context, client *http.Client, retry *Retry, f *index.File) (out io.ReadCloser, err error) {
-	err = retry.do(ctx, "read "+f.Filename, func() error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.URL(""), nil)
+// openAt reads a file of an index.
+func openAt(ctx context.Context, client *http.Client, retry *Retry, address string) (out io.ReadCloser, err error) {
+	err = retry.do(ctx, "read "+address, func() error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
 		if err != nil {
 			return err
 		}
@@ -315,7 +389,12 @@ func openIndexed(ctx context.Context, client *http.Client, retry *Retry, f *inde
 	return out, err
 }
 
-func (t *kilnServer) Remove(context.Context, string, string) error {
+// Remove refuses, but for papers: the only ones that are replaced are statements without a signature,
+// and the upload does it.
+func (t *kilnServer) Remove(_ context.Context, _, name string) error {
+	if _, _, ok := index.CutPaper(name); ok {
+		return nil
+	}
 	return errors.New("a kiln server takes no removals; run `kiln index remove` where it is")
 }
 

@@ -244,8 +244,11 @@ func (d *differ) add(a Action) {
 // unit plans a distribution with what goes with it.
 func (d *differ) unit(u *Unit) error {
 	side := u.Side
-	if d.limits.WheelsOnly {
+	switch {
+	case d.limits.WheelsOnly:
 		side = nil
+	case d.limits.PapersAfter:
+		side = slices.DeleteFunc(slices.Clone(side), func(f LocalFile) bool { return strings.HasSuffix(f.Name, index.MetadataSuffix) })
 	}
 	if limit := d.limits.FileBytes; limit > 0 && u.File.Size > limit {
 		d.add(Action{Do: DoRefuse, Tag: d.family.render(d.opts.Now, 1), File: u.File, Unit: u.File.Name, Why: fmt.Sprintf("it has %d bytes, and the target takes files of up to %d", u.File.Size, limit)})
@@ -283,7 +286,12 @@ func (d *differ) unit(u *Unit) error {
 			main.Why = "it is published with other bytes, and this target never replaces a file"
 		}
 	}
-	// What goes with a file comes first: who sees the file finds it complete.
+	// What goes with a file comes first, where it can: who sees the file finds it complete.
+	if d.limits.PapersAfter {
+		d.add(main)
+	} else {
+		defer func() { d.add(main) }()
+	}
 	other := d.papersOfAnother(main.Tag, side)
 	for _, f := range side {
 		a := Action{Do: DoUpload, Tag: main.Tag, File: f, Unit: u.File.Name}
@@ -292,7 +300,7 @@ func (d *differ) unit(u *Unit) error {
 		}
 		if tag, have := d.find(f.Name); have != nil && tag == main.Tag {
 			switch {
-			case have.Size == f.Size && have.SHA256 == f.SHA256:
+			case sameSize(have.Size, f.Size) && have.SHA256 == f.SHA256:
 				a.Do = DoPresent
 			case main.Do == DoReplace:
 				a.Do, a.Old = DoReplace, cmp.Or(have.SHA256, unknownSum)
@@ -306,7 +314,7 @@ func (d *differ) unit(u *Unit) error {
 				a.Do, a.Why = DoPresent, "the first one stays"
 			}
 		} else if main.Do != DoUpload {
-			if other != "" && main.Do != DoReplace && !strings.HasSuffix(f.Name, metadataSuffix) {
+			if other != "" && main.Do != DoReplace && !strings.HasSuffix(f.Name, index.MetadataSuffix) {
 				a.Do, a.Why = DoRefuse, "it is missing there, and "+other+" is of another build, with which this one does not go; put the first one back"
 			} else {
 				d.count[main.Tag]++
@@ -314,11 +322,10 @@ func (d *differ) unit(u *Unit) error {
 		}
 		d.add(a)
 	}
-	d.add(main)
 	return nil
 }
 
-// sameSize compares the size that a target says with that of a file. No distribution is empty: zero
+// sameSize compares the size that a target says with that of a file. No published file is empty: zero
 // means that the target does not say.
 func sameSize(remote, local int64) bool { return remote == local || remote == 0 }
 
@@ -344,7 +351,7 @@ func private(name string) string {
 // those of another build. The metadata follow from the wheel alone.
 func (d *differ) papersOfAnother(tag string, side []LocalFile) string {
 	for _, f := range side {
-		if at, have := d.find(f.Name); have != nil && at == tag && have.SHA256 != f.SHA256 && !strings.HasSuffix(f.Name, metadataSuffix) {
+		if at, have := d.find(f.Name); have != nil && at == tag && have.SHA256 != f.SHA256 && !strings.HasSuffix(f.Name, index.MetadataSuffix) {
 			return f.Name
 		}
 	}

@@ -166,27 +166,10 @@ func (t *pypi) Stat(ctx context.Context, _, name string) (RemoteFile, error) {
 	if err != nil {
 		return RemoteFile{}, err
 	}
-	out := remoteIndexed(f)
-	if out.Size > 0 {
-		return out, nil
+	out := remoteIndexed(f, "")
+	if out.Size == 0 { // pages in HTML have no sizes
+		out.Size, err = sizeAt(ctx, t.client, &t.opts.Retry, f.URL(""))
 	}
-	// Pages in HTML have no sizes.
-	err = t.opts.Retry.do(ctx, "ask for "+name, func() error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodHead, f.URL(""), http.NoBody)
-		if err != nil {
-			return err
-		}
-		resp, err := t.client.Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return newHTTPError(resp)
-		}
-		out.Size = resp.ContentLength
-		return nil
-	})
 	return out, err
 }
 
@@ -195,7 +178,7 @@ func (t *pypi) Open(ctx context.Context, _, name string) (io.ReadCloser, error) 
 	if err != nil {
 		return nil, err
 	}
-	return openIndexed(ctx, t.client, &t.opts.Retry, f)
+	return openAt(ctx, t.client, &t.opts.Retry, f.URL(""))
 }
 
 func (t *pypi) Upload(ctx context.Context, tag string, f LocalFile, progress func(int64)) (RemoteFile, error) {

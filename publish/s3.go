@@ -22,6 +22,8 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/kiln-build/kiln/index"
 )
 
 // S3Options are options of [NewS3].
@@ -132,9 +134,9 @@ func contentType(name string) string {
 	switch {
 	case strings.HasSuffix(name, ".json"):
 		return "application/json"
-	case strings.HasSuffix(name, metadataSuffix):
+	case strings.HasSuffix(name, index.MetadataSuffix):
 		return "text/plain; charset=utf-8"
-	case strings.HasSuffix(name, provenanceSuffix):
+	case strings.HasSuffix(name, index.ProvenanceSuffix):
 		return "application/jsonl"
 	}
 	return "application/octet-stream"

@@ -164,7 +164,7 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 		return out, nil
 	}
 	var said []sign.Subject
-	if side := r.File(f.Name + provenanceSuffix); side != nil {
+	if side := r.File(f.Name + index.ProvenanceSuffix); side != nil {
 		text, err := readSmall(ctx, target, r.Tag, side.Name)
 		if err != nil {
 			return out, err
@@ -200,7 +200,7 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 		if err := differs(side.Name, local.SHA256); err != nil {
 			return out, err
 		}
-		if p.suffix != metadataSuffix {
+		if p.suffix != index.MetadataSuffix {
 			continue
 		}
 		m, err := wheel.ParseMetadata(text)

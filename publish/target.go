@@ -25,7 +25,7 @@ import (
 type Target interface {
 	// String names the target for people: "github:octo/wheels".
 	String() string
-	// Limits are those of the target; they do not change.
+	// Limits are those of the target. They do not change after the first List.
 	Limits() Limits
 	// List returns the releases whose tags match says true for, with their complete files. Releases
 	// are sorted by tag, files by name. A target that has nothing yet has no releases.
@@ -64,6 +64,9 @@ type Limits struct {
 	ReleaseFiles int
 	// WheelsOnly says that the target takes distributions and nothing beside them.
 	WheelsOnly bool
+	// PapersAfter says that what goes with a wheel comes after it, without the metadata, which the
+	// target reads from the wheel.
+	PapersAfter bool
 	// Flat says that the target has no releases: everything is in the one with the empty tag.
 	Flat bool
 	// PublicNames says that the target takes only names that are for everyone: no local versions, no

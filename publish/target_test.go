@@ -3,7 +3,9 @@ package publish_test
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -113,9 +115,10 @@ func TestS3(t *testing.T) {
 }
 
 // kilnServer is a server of an empty index, and a token for all of it.
-func kilnServer(t testing.TB) (*serve.Server, string) {
+func kilnServer(t testing.TB) (server *serve.Server, secret, dir string) {
 	t.Helper()
-	store, err := index.Open(t.TempDir(), index.StoreOptions{})
+	dir = t.TempDir()
+	store, err := index.Open(dir, index.StoreOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,20 +126,20 @@ func kilnServer(t testing.TB) (*serve.Server, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, _, err := tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}})
+	secret, _, err = tokens.Create(t.Context(), serve.NewToken{Projects: []string{"*"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := serve.New(t.Context(), store, serve.Options{Tokens: tokens})
+	server, err = serve.New(t.Context(), store, serve.Options{Tokens: tokens})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return server, secret
+	return server, secret, dir
 }
 
 // TestKilnFacts: a wheel that is uploaded to a server brings what its build knows of it.
 func TestKilnFacts(t *testing.T) {
-	server, secret := kilnServer(t)
+	server, secret, _ := kilnServer(t)
 	web := httptest.NewServer(server)
 	t.Cleanup(func() { web.Close(); server.Close() })
 	target, err := publish.NewKiln(publish.KilnOptions{URL: address.Parse(web.URL), Token: secret, Projects: []string{"demo"}, Retry: publishtest.QuickRetry})
@@ -160,6 +163,55 @@ func TestKilnFacts(t *testing.T) {
 	}
 }
 
+// TestKilnPapers: provenance and bill of materials go to a server with the wheel, and people get them
+// beside it; a server of an early version takes wheels alone.
+func TestKilnPapers(t *testing.T) {
+	inv := publishtest.NewProject(t, publishtest.Document, 10).Inventory(t)
+	for _, early := range []bool{false, true} {
+		server, secret, _ := kilnServer(t)
+		web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if early && r.Method == http.MethodGet && r.URL.Path == "/legacy/" {
+				http.Error(w, "this is the URL for uploads", http.StatusMethodNotAllowed)
+				return
+			}
+			server.ServeHTTP(w, r)
+		}))
+		defer func() { web.Close(); server.Close() }()
+		target, err := publish.NewKiln(publish.KilnOptions{URL: address.Parse(web.URL), Token: secret, Projects: []string{"demo"}, Retry: publishtest.QuickRetry})
+		must(t, err)
+		result, err := publish.Run(t.Context(), target, inv, publish.Options{Owner: "tester"})
+		must(t, err)
+		for _, f := range result.Failed {
+			t.Error(f.Error)
+		}
+		want := 4 + 3*2
+		if early {
+			want = 4
+		}
+		if len(result.Uploaded) != want {
+			t.Errorf("early %t: %d files uploaded, want %d", early, len(result.Uploaded), want)
+		}
+		if early {
+			continue
+		}
+		// As someone who installs: download, and verify.
+		dir := t.TempDir()
+		name := inv.Units[0].File.Name
+		f := server.Catalog().Project("demo").File(name)
+		for _, suffix := range []string{"", ".metadata", ".cdx.json", ".intoto.jsonl"} {
+			resp, err := http.Get(f.URL(web.URL+"/") + suffix)
+			must(t, err)
+			text, err := io.ReadAll(resp.Body)
+			must(t, errors.Join(err, resp.Body.Close(), os.WriteFile(filepath.Join(dir, name+suffix), text, 0o600)))
+		}
+		v, err := publish.Verify(t.Context(), filepath.Join(dir, name), publish.VerifyOptions{})
+		must(t, err)
+		if !v.OK() || v.SBOM == "" || v.Provenance == "" {
+			t.Errorf("%+v", v)
+		}
+	}
+}
+
 func TestKiln(t *testing.T) {
 	testKilnServer(t, func(url, secret string, transport http.RoundTripper) (publish.Target, error) {
 		return publish.NewKiln(publish.KilnOptions{URL: address.Parse(url), Token: secret, Projects: []string{"demo"}, Transport: transport, Retry: publishtest.QuickRetry})
@@ -169,7 +221,7 @@ func TestKiln(t *testing.T) {
 // testKilnServer runs the suite with a target that uploads to a kiln server.
 func testKilnServer(t *testing.T, newTarget func(url, secret string, transport http.RoundTripper) (publish.Target, error)) {
 	publishtest.Test(t, func(t *testing.T) *publishtest.Fixture {
-		server, secret := kilnServer(t)
+		server, secret, _ := kilnServer(t)
 		faults := &publishtest.Faults{}
 		web := httptest.NewServer(faults.Wrap(server))
 		t.Cleanup(func() { web.Close(); server.Close() })
@@ -183,6 +235,9 @@ func testKilnServer(t *testing.T, newTarget func(url, secret string, transport h
 				for p := range server.Catalog().Projects() {
 					for _, f := range p.Files {
 						out[f.Filename] = f.SHA256.String()
+						for suffix, sum := range f.Papers {
+							out[f.Filename+suffix] = sum.String()
+						}
 					}
 				}
 				return out, nil

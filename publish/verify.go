@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/secret"
 	"github.com/kiln-build/kiln/internal/sign"
@@ -70,7 +71,7 @@ func Verify(ctx context.Context, path string, opts VerifyOptions) (*Verdict, err
 		v.bad("the wheel cannot be read: %v", err)
 	}
 	v.Problems = append(v.Problems, found...)
-	name := cmp.Or(opts.Statement, path+provenanceSuffix)
+	name := cmp.Or(opts.Statement, path+index.ProvenanceSuffix)
 	text, err := fsx.ReadFile(name, maxSmall)
 	var s *Statement
 	switch {
@@ -155,7 +156,7 @@ func subjectNames(list []sign.Subject) string {
 }
 
 // paperNames are what the papers are called in messages.
-var paperNames = []struct{ suffix, what string }{{metadataSuffix, "the metadata"}, {sbomSuffix, "the bill of materials"}}
+var paperNames = []struct{ suffix, what string }{{index.MetadataSuffix, "the metadata"}, {index.SBOMSuffix, "the bill of materials"}}
 
 // papers compares the small files that go with a wheel with the statement, if there is one, and
 // with the wheel. They are beside the wheel, else in the folder of the statement.
@@ -191,11 +192,11 @@ func (v *Verdict) papers(path, folder string, s *Statement, inside []byte) error
 			continue
 		}
 		switch p.suffix {
-		case metadataSuffix:
+		case index.MetadataSuffix:
 			if inside != nil && !bytes.Equal(text, inside) {
 				v.bad("%s is not the one in the wheel: %s differs from its METADATA", p.what, file)
 			}
-		case sbomSuffix:
+		case index.SBOMSuffix:
 			v.SBOM = place
 			var b sbom
 			if err := json.Unmarshal(text, &b); err != nil || b.Format != "CycloneDX" {

@@ -123,7 +123,8 @@ func (s *Server) PermitAll(h http.Handler) http.Handler {
 func projectOf(path string) (project string, known bool) {
 	last := path[strings.LastIndexByte(path, '/')+1:]
 	if strings.HasPrefix(path, "/files/") {
-		project, _, err := index.ParseName(strings.TrimSuffix(last, ".metadata"))
+		name, _ := cutSuffix(last)
+		project, _, err := index.ParseName(name)
 		return project, err == nil
 	}
 	if _, rest, ok := simplePath(path); ok {

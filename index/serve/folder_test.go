@@ -178,7 +178,7 @@ func TestFolderWhileReading(t *testing.T) {
 		done <- err
 	}()
 	<-reading
-	content, err := folder.OpenFile(&catalog.Project("tiny").Files[0], false)
+	content, err := folder.OpenFile(&catalog.Project("tiny").Files[0], "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,7 +85,7 @@ type Options struct {
 // nothing can be uploaded. Catalog returns the same value until something changes.
 type Store interface {
 	Catalog(ctx context.Context) (*index.Catalog, error)
-	OpenFile(f *index.File, metadata bool) (io.ReadSeekCloser, error)
+	OpenFile(f *index.File, suffix string) (io.ReadSeekCloser, error)
 }
 
 // Server answers requests for an index: the simple API of every view, the files, uploads in the
@@ -601,6 +601,7 @@ func (s *Server) route(w *recorder, r *http.Request) {
 		_, _ = io.WriteString(w, "ok\n")
 	case path == "/legacy" || path == "/legacy/":
 		w.Header().Set("Allow", allowUpload)
+		w.Header().Set(index.PapersHeader, index.SBOMSuffix+" "+index.ProvenanceSuffix)
 		plainError(w, http.StatusMethodNotAllowed, "this is the URL for uploads: POST a file as twine or uv publish do")
 	default:
 		if view, rest, ok := simplePath(path); ok {
@@ -801,7 +802,7 @@ func etagMatches(header []string, etag string) bool {
 	return false
 }
 
-// serveFile answers for /files/{2 digits}/{62 digits}/{name}[.metadata]. The file is looked up
+// serveFile answers for /files/{2 digits}/{62 digits}/{name}[.metadata and other papers]. The file is looked up
 // by its name; no path is made from what the client wrote.
 func (s *Server) serveFile(w *recorder, r *http.Request, sn *snapshot) {
 	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/files/"), "/")
@@ -809,7 +810,7 @@ func (s *Server) serveFile(w *recorder, r *http.Request, sn *snapshot) {
 		notFound(w)
 		return
 	}
-	name, metadata := strings.CutSuffix(parts[2], ".metadata")
+	name, suffix := cutSuffix(parts[2])
 	project, _, err := index.ParseName(name)
 	if err != nil {
 		notFound(w)
@@ -821,11 +822,11 @@ func (s *Server) serveFile(w *recorder, r *http.Request, sn *snapshot) {
 		return
 	}
 	f := pp.files()[name]
-	if f == nil || f.Base != "" || parts[0]+parts[1] != f.SHA256.String() || metadata && f.Metadata.IsZero() {
+	if f == nil || f.Base != "" || parts[0]+parts[1] != f.SHA256.String() || f.Paper(suffix).IsZero() {
 		notFound(w)
 		return
 	}
-	content, err := s.store.OpenFile(f, metadata)
+	content, err := s.store.OpenFile(f, suffix)
 	if err != nil {
 		if outOfDescriptors(err) {
 			busy(w, "too many open files; try again in a moment")
@@ -843,19 +844,34 @@ func (s *Server) serveFile(w *recorder, r *http.Request, sn *snapshot) {
 	defer content.Close()
 	h := w.Header()
 	h["Cache-Control"] = headerImmutable
-	if metadata {
+	h.Set("Etag", `"sha256-`+f.Paper(suffix).String()+`"`)
+	switch suffix {
+	default:
+		h["Content-Type"] = headerJSON
+		h["Cache-Control"] = headerMinute // a statement may get a signature
+		r.Header.Del("Range")
+	case index.MetadataSuffix:
 		h["Content-Type"] = headerText
-		h.Set("Etag", `"sha256-`+f.Metadata.String()+`"`)
 		r.Header.Del("Range") // small; the whole is simpler
-	} else {
+	case "":
 		h["Content-Type"] = headerOctets
 		h["Accept-Ranges"] = headerBytes
-		h.Set("Etag", `"sha256-`+f.SHA256.String()+`"`)
 		if strings.Contains(r.Header.Get("Range"), ",") {
 			r.Header.Del("Range") // several ranges at once are allowed to be ignored
 		}
 	}
 	http.ServeContent(w, r, "", f.UploadTime, content)
+}
+
+// cutSuffix splits the name of a file, or of one that goes with it.
+func cutSuffix(path string) (name, suffix string) {
+	if name, suffix, ok := index.CutPaper(path); ok {
+		return name, suffix
+	}
+	if name, ok := strings.CutSuffix(path, index.MetadataSuffix); ok {
+		return name, index.MetadataSuffix
+	}
+	return path, ""
 }
 
 func notFound(w *recorder) {

@@ -241,7 +241,7 @@ func checkConsistent(t testing.TB, dir string) (files int) {
 	for p := range catalog.Projects() {
 		for i := range p.Files {
 			file := &p.Files[i]
-			r, err := store.OpenFile(file, false)
+			r, err := store.OpenFile(file, "")
 			if err != nil {
 				t.Errorf("%s is listed: %v", file.Filename, err)
 				continue

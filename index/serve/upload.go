@@ -319,6 +319,7 @@ type uploadForm struct {
 	path     string // of the received file
 	size     int64
 	sha256   index.Digest
+	paper    bool              // the file is one that goes with a wheel
 	facts    index.Facts       // what the client says of a wheel
 	digests  map[string]string // by the name of the field, computed while receiving
 }
@@ -425,6 +426,9 @@ func (f *uploadForm) receiveFile(part *multipart.Part) error {
 	f.u.quota.Lock()
 	limit, why := f.u.room(f.project)
 	f.u.quota.Unlock()
+	if f.paper {
+		limit, why = index.MaxPaper, fmt.Sprintf("%s is larger than %d bytes", f.filename, index.MaxPaper)
+	}
 	if limit <= 0 {
 		return refuse(http.StatusRequestEntityTooLarge, "%s", why)
 	}
@@ -503,9 +507,11 @@ var reservedNames = []string{
 }
 
 // setName checks the name of the file, which later becomes part of paths, URLs and pages.
-func (f *uploadForm) setName(filename string) error {
+func (f *uploadForm) setName(whole string) error {
 	var raw string
 	var version wheel.Version
+	filename, _, paper := index.CutPaper(whole)
+	f.paper = paper
 	switch {
 	case strings.HasSuffix(filename, ".whl"):
 		w, err := wheel.ParseFilenameOptions(filename, wheel.FilenameOptions{Variants: f.u.server.Catalog().Config().Variants})
@@ -531,7 +537,7 @@ func (f *uploadForm) setName(filename string) error {
 	if slices.Contains(reservedNames, f.project) {
 		return refuse(http.StatusBadRequest, "%q is the name of a device on Windows", f.project)
 	}
-	f.filename, f.version = filename, version
+	f.filename, f.version = whole, version
 	return nil
 }
 
@@ -587,7 +593,7 @@ func (f *uploadForm) publish() (index.Change, error) {
 		return index.Change{}, err
 	}
 	s := f.u.server
-	if !f.published() {
+	if !f.paper && !f.published() {
 		if err := f.u.reserve(f.project, f.size); err != nil {
 			return index.Change{}, err
 		}
@@ -600,7 +606,7 @@ func (f *uploadForm) publish() (index.Change, error) {
 	// The client cannot take it back by going away now.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(f.ctx), maxCheckTime)
 	defer cancel()
-	changes, problems, err := f.u.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true, Facts: f.facts}}, index.AddOptions{Limits: uploadLimits})
+	changes, problems, err := f.add(ctx)
 	end()
 	if err != nil {
 		return index.Change{}, fmt.Errorf("publish %s: %w", f.filename, err)
@@ -621,6 +627,22 @@ func (f *uploadForm) publish() (index.Change, error) {
 	}
 	s.opts.Log.Info("uploaded", "file", f.filename, "sha256", f.sha256.String(), "size", f.size, "action", changes[0].Action, "token", f.token.ID)
 	return changes[0], nil
+}
+
+// add puts the file into the index.
+func (f *uploadForm) add(ctx context.Context) ([]index.Change, []index.Problem, error) {
+	if !f.paper {
+		return f.u.store.Add(ctx, []index.NewFile{{Filename: f.filename, Path: f.path, SHA256: f.sha256, Move: true, Facts: f.facts}}, index.AddOptions{Limits: uploadLimits})
+	}
+	data, err := fsx.ReadFile(f.path, index.MaxPaper)
+	if err != nil {
+		return nil, nil, err
+	}
+	change, err := f.u.store.AddPaper(ctx, f.filename, data)
+	if problem, ok := errors.AsType[index.Problem](err); ok {
+		return nil, []index.Problem{problem}, nil
+	}
+	return []index.Change{change}, nil, err
 }
 
 // published reports whether the index has exactly this file.
@@ -662,8 +684,13 @@ func (f *uploadForm) check() error {
 			return bad("the form has no %s", field)
 		}
 	}
-	isWheel := strings.HasSuffix(f.filename, ".whl")
-	if want := map[bool]string{true: "bdist_wheel", false: "sdist"}[isWheel]; f.fields["filetype"] != want {
+	isWheel, want := strings.HasSuffix(f.filename, ".whl"), "sdist"
+	if f.paper {
+		want = "paper"
+	} else if isWheel {
+		want = "bdist_wheel"
+	}
+	if f.fields["filetype"] != want {
 		return bad("filetype is %.40q, but %s is a %s", f.fields["filetype"], f.filename, want)
 	}
 	if isWheel && f.fields["pyversion"] == "" {

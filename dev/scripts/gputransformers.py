@@ -332,25 +332,39 @@ def kiln_model(folder, short):
         if batch == 1:
             say("of the bandwidth bound", 100 * bound / took, "%% (%.2f ms)" % bound)
     graph(model, 1, PROMPT, 256, ", long cache")
-    ids, took = tokens(1, 100), []
-    for n in (8, 8, 72):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=n,
-            min_new_tokens=n,
-            do_sample=False,
-            cache_implementation="static",
-        )
-        torch.cuda.synchronize()
-        took.append(time.perf_counter() - start)
     host(model)
-    say("model.generate, static cache", (took[2] - took[1]) / 64 * 1000, "ms a token (8 tokens: %.2f s at first, then %.3f)" % tuple(took[:2]))
+    first, _ = generation(model, 72)
+    again, step = generation(model, 72)
+    say("model.generate, static cache", step, "ms a token (72 tokens: %.2f s at first, then %.3f)" % (first, again))
+    again, step = generation(model, 256)
+    say("  256 tokens, all in all", 256 / again, "tokens/s (%.3g ms a token)" % step)
+
+
+def generation(model, count):
+    """Seconds of a call of model.generate, and milliseconds from token to token."""
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class Clock(StoppingCriteria):
+        def __call__(self, ids, scores, **kwargs):
+            seen.append(time.perf_counter())
+            return none
+
+    ids, seen, none = tokens(1, 100), [], torch.zeros(1, dtype=torch.bool, device=DEVICE)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False, cache_implementation="static",
+        stopping_criteria=StoppingCriteriaList([Clock()]),
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    took = time.perf_counter() - start
+    return took, 1000 * sorted(b - a for a, b in zip(seen, seen[1:]))[len(seen) // 2]
 
 
 def embedding(folder):
+    import kiln.transformers  # noqa: F401
+    from transformers import LlamaForCausalLM  # noqa: F401
+
     torch.zeros(1, device=DEVICE)
     with Watch() as watch:
         start = time.perf_counter()

@@ -43,6 +43,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING  # noqa: E402
 from transformers.utils.quantization_config import QuantizationConfigMixin  # noqa: E402
 
 _logger = logging.get_logger("transformers.kiln")
+_ROOM = 256  # tokens: static caches are multiples of it
 _AHEAD = 3  # groups of layers that are read while one is made: together the four of an ordinary layer
 _loading = threading.local()  # of the model that this thread loads: model_type and files
 
@@ -178,6 +179,16 @@ def _use_graphs(model):
         return ready or prepare(input_ids, *args, **kwargs)
 
     model.get_compiled_call, model.prepare_inputs_for_generation = get_compiled_call, prepare_inputs_for_generation
+    for name in ("_prepare_static_cache", "_get_cache"):  # of version 5, of version 4
+        if hasattr(model, name):
+            setattr(model, name, functools.partial(_larger, getattr(model, name)))
+
+
+def _larger(make, *args, **kwargs):
+    """A static cache with a little room, so that the next call, with a longer prompt, can have the same graph."""
+    if "max_cache_len" in kwargs:
+        kwargs["max_cache_len"] = -(-kwargs["max_cache_len"] // _ROOM) * _ROOM
+    return make(*args, **kwargs)
 
 
 def use_for_gptq():

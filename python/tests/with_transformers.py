@@ -359,6 +359,8 @@ class TestRunning(Folder):
         mask[0, :2] = 0
         padded = {"ids": self.ids, "attention_mask": mask}
         want, want_padded, plain = generate(), generate(**padded), _graph.Calls.__call__
+        longer = {"max_new_tokens": 9, "min_new_tokens": 9}
+        want_longer = generate(**longer)
         with (
             mock.patch.object(_graph, "Graph", Graph),
             mock.patch.object(_graph, "_is_static", lambda cache: True),
@@ -371,6 +373,7 @@ class TestRunning(Folder):
                 self.assertTrue(torch.equal(generate(**static), want))
                 # The mask of the first step is transformers', those of the others the graph's.
                 self.assertEqual(calls, [False, tiny_models.V5, tiny_models.V5])
+            self.assertTrue(torch.equal(generate(**static, **longer), want_longer))
             self.assertEqual(len(made), 1)
             self.assertTrue(torch.equal(generate(**padded, **static), want_padded))
             generate(**static)

@@ -570,6 +570,29 @@ func TestBLAS(t *testing.T) {
 	}
 }
 
+// TestDenser holds for which products dequantized weights and cuBLAS are taken, as measured.
+func TestDenser(t *testing.T) {
+	f := newFake(t, Options{})
+	for _, test := range []struct {
+		width         int
+		rows, columns int
+		from          int // rows of activations
+	}{
+		{4, 4096, 6144, 2048},
+		{4, 14336, 4096, 4096},
+		{0, 4096, 6144, 1024},
+		{0, 14336, 4096, 2048},
+		{0, 4096, 28672, 4096},
+		{0, 28672, 8192, 2048},
+	} {
+		w := &Weight{d: f.Device, width: test.width}
+		w.args.rows, w.args.columns, w.args.perm = int32(test.rows), int32(test.columns), 1
+		if f.denser(test.from-1, w) || !f.denser(test.from, w) {
+			t.Errorf("%+v: %v and %v", test, f.denser(test.from-1, w), f.denser(test.from, w))
+		}
+	}
+}
+
 // TestTune holds what is measured and what the fastest is used for. All take the same time on the
 // fake, so the first wins, which is what the table says; a plan put in its place must be used.
 func TestTune(t *testing.T) {

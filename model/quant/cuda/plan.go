@@ -490,6 +490,9 @@ func (d *Device) denser(m int, w *Weight) bool {
 	if d.functions[tileName("tall", 256, 4, "s")] == 0 {
 		return m >= 2048 || m >= 1024 && size < 64<<20
 	}
+	if w.width != 4 { // for which there is no tall.cu
+		return m >= 4096 || m >= 2048 && (size < 32<<20 || w.args.rows > w.args.columns) || m >= 1024 && size < 32<<20
+	}
 	// Dequantized, no activations are moved.
 	return m >= 4096 && size < 128<<20 || m >= 2048 && size < 32<<20 && w.moves()
 }

@@ -76,13 +76,14 @@ func (a *attempt) temp() string    { return filepath.Join(a.work, "tmp") }
 
 // The same folders inside a container.
 const (
-	insideWork  = "/kiln/work"
-	insideTest  = "/kiln/test"
-	insideOut   = "/kiln/wheel"
-	insideCache = "/kiln/cache"
-	insideTorch = "/kiln/torch"
-	insideCert  = "/kiln/ca.crt"
-	insideKiln  = "/kiln/bin/kiln"
+	insideWork   = "/kiln/work"
+	insideTest   = "/kiln/test"
+	insideOut    = "/kiln/wheel"
+	insideCache  = "/kiln/cache"
+	insideTorch  = "/kiln/torch"
+	insideWheels = "/kiln/wheels"
+	insideCert   = "/kiln/ca.crt"
+	insideKiln   = "/kiln/bin/kiln"
 
 	insidePython = "/kiln/python"
 	insideTools  = "/kiln/tools"
@@ -189,7 +190,11 @@ func (a *attempt) parallelism() int {
 
 // open makes an environment that is closed with the attempt.
 func (a *attempt) open(ctx context.Context, name, image string, setup [][]string, mounts []sandbox.Mount) (sandbox.Box, error) {
-	mounts = append(mounts, sandbox.Mount{Host: a.builder.cacheDir(), Inside: insideCache})
+	wheels := filepath.Join(a.builder.StoreDir, wheelsDir)
+	if err := os.MkdirAll(wheels, 0o777); err != nil {
+		return nil, err
+	}
+	mounts = append(mounts, sandbox.Mount{Host: a.builder.cacheDir(), Inside: insideCache}, sandbox.Mount{Host: wheels, Inside: insideWheels, ReadOnly: true})
 	if a.builder.Network.CertFile != "" {
 		mounts = append(mounts, sandbox.Mount{Host: a.builder.Network.CertFile, Inside: insideCert, ReadOnly: true})
 	}

@@ -414,7 +414,20 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 	}
 	arrange(ReuseClasses(rows, func(id string) matrix.Settings { s, _ := plan.Settings(id); return s }, b.Compat), recipes, jobs)
 	for i := range jobs {
-		if recipe := recipes[jobs[i].ID]; len(recipe.Donors) > 0 {
+		recipe := recipes[jobs[i].ID]
+		if parts := plan.Parts(recipe.Row.ID); len(parts) > 0 && recipe.Format != "" {
+			for k := range parts {
+				if recipes[parts[k].ID] != nil {
+					jobs[i].After = append(jobs[i].After, parts[k].ID)
+				}
+				recipe.Parts = append(recipe.Parts, b.part(&parts[k], recipes))
+			}
+			recipe.Seal()
+			if jobs[i].Digest != "" {
+				jobs[i].Digest = recipe.Digest
+			}
+		}
+		if len(recipe.Donors) > 0 || len(recipe.Parts) > 0 {
 			payload, err := json.Marshal(recipe)
 			if err != nil {
 				return nil, nil, err
@@ -573,14 +586,16 @@ const diskReserve = 2 << 30
 // cleanDisk removes what can be made again: downloads and tools first, and what took hours of
 // compiling only if that is not enough.
 func (b *Builder) cleanDisk(context.Context) error {
-	entries, err := os.ReadDir(b.cacheDir())
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if name := e.Name(); name != ccacheName && name != "compilers" {
-			if err := os.RemoveAll(filepath.Join(b.cacheDir(), name)); err != nil {
-				return err
+	for _, dir := range []string{filepath.Join(b.StoreDir, wheelsDir), b.cacheDir()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			if name := e.Name(); name != ccacheName && name != "compilers" {
+				if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+					return err
+				}
 			}
 		}
 	}

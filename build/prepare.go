@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,8 +12,6 @@ import (
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/build/sandbox"
 	"github.com/kiln-build/kiln/internal/fsx"
-	"github.com/kiln-build/kiln/internal/secret"
-	"github.com/kiln-build/kiln/wheel"
 )
 
 // facts are what python/facts.py prints.
@@ -320,46 +316,4 @@ func (a *attempt) indexArgs() []string {
 		return nil
 	}
 	return []string{"--index-url", a.builder.Network.IndexURL}
-}
-
-// pip installs requirements and returns what it installed.
-func (e *environment) pip(ctx context.Context, args []string) ([]record.Installed, error) {
-	box, dir, env := e.box, filepath.Dir(e.venv), e.env()
-	proxies := e.netEnv(box, env)
-	args, secrets, err := e.pipAccess(box, dir, args)
-	if err != nil {
-		return nil, err
-	}
-	report := filepath.Join(dir, "pip-report.json")
-	os.Remove(report)
-	argv := []string{venvPython(box, e.pipHome), "-m", "pip", "--python", venvPython(box, e.venv), "install", "--no-compile", "--report", box.Inside(report)}
-	if _, err := e.command(ctx, box, sandbox.Command{Argv: append(argv, args...), Dir: dir, Env: sortedEnv(env), Secrets: slices.Concat(proxies, secrets), Network: true}); err != nil {
-		return nil, err
-	}
-	text, err := os.ReadFile(report)
-	if err != nil {
-		return nil, err
-	}
-	var r struct {
-		Install []struct {
-			Metadata struct {
-				Name    string `json:"name"`
-				Version string `json:"version"`
-			} `json:"metadata"`
-			Download struct {
-				URL     string `json:"url"`
-				Archive struct {
-					Hashes map[string]string `json:"hashes"`
-				} `json:"archive_info"`
-			} `json:"download_info"`
-		} `json:"install"`
-	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		return nil, fmt.Errorf("read pip's report: %w", err)
-	}
-	out := make([]record.Installed, len(r.Install))
-	for i, p := range r.Install {
-		out[i] = record.Installed{Name: wheel.NormalizeName(p.Metadata.Name), Version: p.Metadata.Version, URL: secret.Clean(p.Download.URL), SHA256: p.Download.Archive.Hashes["sha256"]}
-	}
-	return out, nil
 }

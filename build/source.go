@@ -212,15 +212,24 @@ func (s *sources) findSdist(ctx context.Context, address, name, version string) 
 
 // get asks for a file. The caller closes the body.
 func (s *sources) get(ctx context.Context, address string) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
+	stall := newStall(ctx)
+	req, err := http.NewRequestWithContext(stall.ctx, http.MethodGet, address, http.NoBody)
 	if err != nil {
+		stall.end()
 		return nil, err
 	}
-	resp, err := s.client.Do(req)
+	client := *s.client
+	client.Timeout = 0 // a large file may take long, if it does not stop
+	resp, err := client.Do(req)
 	if err != nil {
+		if stall.ctx.Err() != nil {
+			err = fmt.Errorf("get %s: %w", address, context.Cause(stall.ctx))
+		}
+		stall.end()
 		return nil, engine.Fail(engine.CauseNetwork, err)
 	}
 	if resp.StatusCode != http.StatusOK {
+		stall.end()
 		_ = resp.Body.Close()
 		err := fmt.Errorf("get %s: %s", address, resp.Status)
 		if resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests {
@@ -228,7 +237,45 @@ func (s *sources) get(ctx context.Context, address string) (io.ReadCloser, error
 		}
 		return nil, err
 	}
-	return resp.Body, nil
+	stall.body = resp.Body
+	return stall, nil
+}
+
+// stalled is how long a server may send nothing.
+const stalled = 2 * time.Minute
+
+// stall is the body of an answer, which ends when nothing comes any more.
+type stall struct {
+	ctx    context.Context //nolint:containedctx // lives as long as the answer
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	body   io.ReadCloser
+}
+
+func newStall(ctx context.Context) *stall {
+	s := &stall{}
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	s.timer = time.AfterFunc(stalled, func() { s.cancel(fmt.Errorf("the server sent nothing for %s", stalled)) })
+	return s
+}
+
+func (s *stall) Read(p []byte) (int, error) {
+	n, err := s.body.Read(p)
+	s.timer.Reset(stalled)
+	if err != nil && !errors.Is(err, io.EOF) && s.ctx.Err() != nil {
+		err = context.Cause(s.ctx)
+	}
+	return n, err
+}
+
+func (s *stall) Close() error {
+	s.end()
+	return s.body.Close()
+}
+
+func (s *stall) end() {
+	s.timer.Stop()
+	s.cancel(nil)
 }
 
 // fetch puts the code of a source into the folder to, which must not exist, and

@@ -41,6 +41,8 @@ var stages = []stage{
 	{"compile", "building the wheel", true, compile},
 	// Takes exactly the files that the row promises and looks at what they are.
 	{"collect", "collecting the files", true, collect},
+	// Adds the files of other rows, where one wheel has those of several toolkits.
+	{"merge", "merging the files of other rows", true, merge},
 	// Copies foreign libraries into the wheel, and gives it the platform tag that is true.
 	{"repair", "repairing the wheel", true, repair},
 	// Reads the binaries: will this load on the machine it is meant for.
@@ -79,6 +81,9 @@ func reuse(_ context.Context, a *attempt) error {
 }
 
 func fetch(ctx context.Context, a *attempt) error {
+	if _, err := a.parts(); err != nil {
+		return err // before anything is compiled
+	}
 	if need := a.Settings.Resources.DiskBytes; need > 0 {
 		if free, err := fsx.FreeSpace(a.work); err == nil && free < need {
 			return engine.Fail(engine.CauseDisk, fmt.Errorf("%s has %d MB free, and the row needs %d MB", a.work, free/1e6, need/1e6))

@@ -501,6 +501,15 @@ type Shared struct {
 	//
 	//	repair: "off"
 	Repair Repair `json:"repair,omitempty"`
+	// The rows whose native libraries these wheels contain too, as an expression of `--select`: for a
+	// package that has a library for each toolkit in one wheel. Rows of the same version, platform and
+	// tags are meant. They are built first; their files are added to the wheel of this row, which keeps
+	// its own metadata. A file that two rows have with different bytes is an error. `kiln publish`
+	// leaves the merged rows out. In the hosted workflow, where every row has a job of its own, such a
+	// row cannot be built.
+	//
+	//	merge: cuda
+	Merge Text `json:"merge,omitempty"`
 	// Limits and estimates for a build of these rows. Keys that are not set here
 	// come from the package.
 	//

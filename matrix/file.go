@@ -186,6 +186,7 @@ type pkg struct {
 	exclude        []*rule
 	groups         []*group // with include rows as groups of one
 	base           bool     // no matrix and no include: axes come from the run
+	merges         bool     // a group merges rows
 }
 
 // group is a checked group: axes with their values, in the order in which they vary.
@@ -893,6 +894,25 @@ func (c *checker) rules(p *pkg, matches []Match) []*rule {
 	return out
 }
 
+// merge checks the expression for rows whose files are added.
+func (c *checker) merge(p *pkg, g *group) {
+	at := g.shared.Merge
+	if !at.IsSet() {
+		return
+	}
+	p.merges = true
+	if g.kind == KindSdist {
+		c.errorf(at.place, "merge", "", "a source distribution has no native libraries to merge")
+	}
+	selection, err := ParseSelection(at.Value)
+	if err == nil {
+		err = selection.Check(p.customAxes)
+	}
+	if list, ok := errors.AsType[*diag.ListError](err); ok {
+		c.errorf(at.place, "merge", list.Diagnostics[0].Hint, "merge: %s", list.Diagnostics[0].Message)
+	}
+}
+
 // settings checks what a group sets besides its axes.
 func (c *checker) settings(p *pkg, g *group) {
 	s := g.shared
@@ -911,6 +931,7 @@ func (c *checker) settings(p *pkg, g *group) {
 			c.errorf(s.Platform.place, "platform", `write it like "linux_x86_64"`, "%q is not a wheel platform tag", s.Platform.Value)
 		}
 	}
+	c.merge(p, g)
 	tag := p.spec.LocalVersion
 	if s.LocalVersion.IsSet() {
 		tag = s.LocalVersion

@@ -2,6 +2,8 @@ package matrix
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -67,6 +69,7 @@ type Plan struct {
 	Estimate Estimate
 
 	settings map[string]origin
+	parts    map[string][]Row
 	workflow WorkflowSettings
 }
 
@@ -168,7 +171,7 @@ func (f *File) Plan(opts Options) *Plan {
 		opts.Compat = compat.Default()
 	}
 	p := &planner{
-		opts: opts, file: f, plan: &Plan{settings: map[string]origin{}, workflow: f.workflow},
+		opts: opts, file: f, plan: &Plan{settings: map[string]origin{}, parts: map[string][]Row{}, workflow: f.workflow},
 		ids: map[string]int{}, files: map[string]int{}, hits: map[*rule]int{},
 		findings: map[findingKey]int{}, rows: map[int]int{},
 	}
@@ -201,6 +204,8 @@ type planner struct {
 	ids     map[string]int // row ID → index into plan.Rows
 	files   map[string]int // file name → index into plan.Rows
 	hits    map[*rule]int  // rows that an exclude rule removed
+
+	candidates []candidate // of packages with rows that merge others
 
 	runPython, runCUDA []Text // the lists of the run, with their places on the command line
 
@@ -431,6 +436,9 @@ func firstMatch(rules []boundRule, at []int) *rule {
 
 // add checks one row and appends it.
 func (p *planner) add(row Row, from origin) {
+	if from.group.pkg.merges {
+		p.candidates = append(p.candidates, candidate{row, from.group.shared.Merge.IsSet()})
+	}
 	if p.opts.Select != nil && !p.opts.Select.Match(&row) {
 		p.plan.Unselected++
 		return
@@ -648,6 +656,7 @@ func (r *rule) whyDead(groups []*boundGroup) string {
 
 // finish orders the findings and adds the numbers.
 func (p *planner) finish() {
+	p.merges()
 	for i, n := range p.rows {
 		if n > 1 {
 			p.list[i].Message += fmt.Sprintf(" (%d rows)", n)
@@ -656,6 +665,57 @@ func (p *planner) finish() {
 	p.list.Sort()
 	p.plan.Findings = p.list
 	p.plan.Estimate = p.opts.History.estimate(p.plan.Rows, p.opts.Compat)
+}
+
+// candidate is a row whose files may be merged into another one's.
+type candidate struct {
+	Row
+	merges bool // others into its own
+}
+
+// merges finds the rows of each merge, also those that were not selected.
+func (p *planner) merges() {
+	for i := range p.plan.Rows {
+		row, text := &p.plan.Rows[i], p.origins[i].group.shared.Merge
+		if !text.IsSet() {
+			continue
+		}
+		selection, err := ParseSelection(text.Value)
+		if err != nil {
+			continue // reported
+		}
+		var parts []Row
+		for _, c := range p.candidates {
+			if c.ID != row.ID && !c.merges && c.Kind == KindWheel && c.Package == row.Package && c.Version == row.Version && c.Platform == row.Platform && c.WheelTag == row.WheelTag && selection.Match(&c.Row) {
+				parts = append(parts, c.Row)
+			}
+		}
+		if len(parts) == 0 {
+			p.errorf(text.place, "merge", "the rows must be of the same version, platform and wheel tag", "merge: %s selects no row to merge into %s", text.Value, row.ID)
+		}
+		p.plan.parts[row.ID] = parts
+		sum := sha256.New()
+		fmt.Fprintln(sum, row.Digest)
+		for i := range parts {
+			fmt.Fprintln(sum, parts[i].ID, parts[i].Digest)
+		}
+		row.Digest = hex.EncodeToString(sum.Sum(nil))[:len(row.Digest)]
+	}
+}
+
+// Parts returns the rows whose native libraries the wheel of a row contains too, also those that the
+// plan does not have because they were not selected.
+func (p *Plan) Parts(id string) []Row { return p.parts[id] }
+
+// Merged returns the rows of the plan that are parts of others, with those.
+func (p *Plan) Merged() map[string]string {
+	out := map[string]string{}
+	for id, parts := range p.parts {
+		for i := range parts {
+			out[parts[i].ID] = id
+		}
+	}
+	return out
 }
 
 // Err returns the plan's errors, or nil.

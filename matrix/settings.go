@@ -36,6 +36,7 @@ type Settings struct {
 	CUDACheck      string              `json:"cuda_check"` // strict or bypass
 	RuntimeTorch   string              `json:"runtime_torch"`
 	Repair         string              `json:"repair,omitempty"` // "" or auto
+	Merge          string              `json:"merge,omitempty"`  // the rows of [Plan.Parts]
 
 	// What follows does not affect the built files.
 
@@ -510,6 +511,7 @@ func sharedSettings(g *boundGroup) Settings {
 	if s.Repair = firstSet(g.shared.Repair.Text, spec.Repair.Text); s.Repair == "off" {
 		s.Repair = ""
 	}
+	s.Merge = g.shared.Merge.Value
 	if spec.Build.CUDACheck.IsSet() {
 		s.CUDACheck = spec.Build.CUDACheck.Value
 	}

@@ -84,6 +84,8 @@ type InventoryOptions struct {
 	Failures map[string]string
 	// Skipped are rows that the plan left out.
 	Skipped []matrix.Skip
+	// Merged are the rows whose files are part of the wheel of another one, by id.
+	Merged map[string]string
 	// Statement are options of the statements about wheels.
 	Statement StatementOptions
 	// NoSide leaves out what goes with wheels.
@@ -175,6 +177,12 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 			return end(RowFailed, "%s", record.ShortReason(row.ID, f.Reason))
 		}
 	}
+	if into := opts.Merged[row.ID]; into != "" {
+		if err == nil {
+			state.Files = names(built)
+		}
+		return end(RowSkipped, "its files are part of %s", into)
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return end(RowMissing, "there is no record of a build")
@@ -183,21 +191,18 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 	case built.Recipe.Row.Digest != row.Digest:
 		return end(RowStale, "it was built from another configuration; run kiln build")
 	}
-	var names []string
-	for _, f := range built.Files {
-		names = append(names, f.Name)
+	made := names(built)
+	if built.Reuse == nil && !slices.EqualFunc(state.Files, made, func(want, got string) bool { return row.Made(want, got, built.Recipe.Settings.Repair != "") }) {
+		return end(RowRejected, "the record has the files %s", strings.Join(made, ", "))
 	}
-	if built.Reuse == nil && !slices.EqualFunc(state.Files, names, func(want, got string) bool { return row.Made(want, got, built.Recipe.Settings.Repair != "") }) {
-		return end(RowRejected, "the record has the files %s", strings.Join(names, ", "))
-	}
-	state.Files = names
+	state.Files = made
 	archs, warnings := "", built.Warnings
 	if report := built.Audit; report != nil {
 		if report.Worst() == audit.Error {
 			return end(RowRejected, "the audit has an error: %s", report.Findings[0].Message)
 		}
 		archs = report.Archs()
-	} else if slices.ContainsFunc(names, func(n string) bool { return strings.HasSuffix(n, ".whl") }) {
+	} else if slices.ContainsFunc(made, func(n string) bool { return strings.HasSuffix(n, ".whl") }) {
 		return end(RowRejected, "it was not audited")
 	}
 	switch {
@@ -237,6 +242,14 @@ func readRow(dist string, row *matrix.Row, opts *InventoryOptions) (RowState, []
 	}
 	state.State = RowReady
 	return state, units, nil
+}
+
+// names are those of the files of a record.
+func names(r *record.Record) (out []string) {
+	for _, f := range r.Files {
+		out = append(out, f.Name)
+	}
+	return out
 }
 
 // sideFiles makes what goes with a wheel: its papers, then the statement that names them.

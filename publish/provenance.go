@@ -156,6 +156,9 @@ func dependencies(r *record.Record) []Dependency {
 		}
 		out = append(out, image)
 	}
+	for _, m := range r.Merged {
+		out = append(out, Dependency{Name: m.Row, URI: "file:" + m.Name, Digest: map[string]string{"sha256": m.SHA256}})
+	}
 	for _, p := range r.Installed {
 		d := Dependency{Name: p.Name, URI: cmp.Or(p.URL, packageURL(p.Name, p.Version))}
 		if p.SHA256 != "" {

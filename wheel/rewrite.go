@@ -48,6 +48,11 @@ type RewriteOptions struct {
 	// WHEEL and RECORD cannot be replaced this way.
 	Add map[string][]byte
 
+	// Merge are wheels of the same version, up to its local label, whose members outside of the
+	// .dist-info folder are added. Two wheels may have a member of one name if its bytes are equal;
+	// otherwise the error is a [*MergeError].
+	Merge []*Reader
+
 	// Time is given to all members, in UTC and with a resolution of two seconds.
 	// It is what SOURCE_DATE_EPOCH asks for. The default, and the earliest a
 	// wheel can hold, is the start of 1980.
@@ -55,6 +60,17 @@ type RewriteOptions struct {
 
 	// Overwrite lets [RewriteFile] replace an existing file that has other bytes.
 	Overwrite bool
+}
+
+// MergeError is the error for a member that two merged wheels have with different bytes.
+type MergeError struct {
+	Member string
+	// First and Second are the names of the wheels.
+	First, Second string
+}
+
+func (e *MergeError) Error() string {
+	return fmt.Sprintf("merge: %s has other bytes in %s than in %s", e.Member, e.Second, e.First)
 }
 
 // Rewritten describes the wheel that [Rewrite] wrote.
@@ -142,15 +158,16 @@ type rewritePlan struct {
 	date     uint16
 	time     uint16
 	members  []plannedMember // without RECORD
-	record   map[string]*RecordEntry
 }
 
 // A plannedMember is a member of the source under its new name, perhaps with new
 // content, or a new member.
 type plannedMember struct {
 	name       string
-	source     *entry // nil for a new member
-	isNew      bool   // has content of its own
+	source     *entry       // nil for a new member
+	from       *Reader      // that has the source
+	record     *RecordEntry // of the source
+	isNew      bool         // has content of its own
 	content    []byte
 	executable bool
 }
@@ -175,18 +192,81 @@ func planRewrite(ctx context.Context, src *Reader, opts RewriteOptions) (*rewrit
 	if err != nil {
 		return nil, err
 	}
-	if err := p.planMembers(replaced); err != nil {
-		return nil, err
+	for _, r := range append([]*Reader{src}, opts.Merge...) {
+		if err := p.takeMembers(ctx, r); err != nil {
+			return nil, err
+		}
 	}
-	rec, err := src.Record()
+	return p, p.planMembers(replaced)
+}
+
+// takeMembers adds the members of the source, or of a wheel that is merged.
+func (p *rewritePlan) takeMembers(ctx context.Context, r *Reader) error {
+	merged := r != p.src
+	if merged {
+		problems, err := r.Check(ctx, CheckOptions{NamesOnly: true})
+		if err != nil {
+			return err
+		}
+		if problems = slices.DeleteFunc(problems, func(p Problem) bool { return p.Kind == KindTag }); len(problems) > 0 {
+			return fmt.Errorf("merge %s: %w", r.name, &CheckError{problems})
+		}
+		if err := p.sameKind(r); err != nil {
+			return err
+		}
+	}
+	rec, err := r.Record()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	p.record = make(map[string]*RecordEntry, len(rec.Entries))
+	records := make(map[string]*RecordEntry, len(rec.Entries))
 	for i := range rec.Entries {
-		p.record[rec.Entries[i].Path] = &rec.Entries[i]
+		records[rec.Entries[i].Path] = &rec.Entries[i]
 	}
-	return p, nil
+	have := make(map[string]*plannedMember, len(p.members))
+	for i := range p.members {
+		have[p.members[i].name] = &p.members[i]
+	}
+	for i := range r.entries {
+		e := &r.entries[i]
+		if e.isFolder() || recordExempt(r.distInfo, e.name) || merged && strings.HasPrefix(e.name, r.distInfo+"/") {
+			continue
+		}
+		m := plannedMember{name: p.rename(r, e.name), source: e, from: r, record: records[e.name], executable: e.executable}
+		if err := checkMemberName(m.name); err != nil {
+			return fmt.Errorf("rename %q: %w", e.name, err)
+		}
+		if other := have[m.name]; other != nil {
+			// The digests are those of the bytes, or writing fails.
+			if other.record.Algorithm != m.record.Algorithm || !bytes.Equal(other.record.Digest, m.record.Digest) {
+				return &MergeError{m.name, other.from.name, r.name}
+			}
+			continue
+		}
+		p.members = append(p.members, m)
+	}
+	return nil
+}
+
+// sameKind refuses to merge wheels that are not of one version, or that are installed to different
+// places.
+func (p *rewritePlan) sameKind(r *Reader) error {
+	f, own := r.filename, p.src.filename
+	if f.Name != own.Name || f.Version.Public() != own.Version.Public() {
+		return fmt.Errorf("merge %s: it is not of %s %s", r.name, own.Name, own.Version.Public())
+	}
+	a, err := p.src.Info()
+	if err != nil {
+		return err
+	}
+	b, err := r.Info()
+	if err != nil {
+		return err
+	}
+	if a.RootIsPurelib != b.RootIsPurelib {
+		return fmt.Errorf("merge %s: Root-Is-Purelib differs from that of %s", r.name, p.src.name)
+	}
+	return nil
 }
 
 // planName decides the new file name.
@@ -315,20 +395,12 @@ func (p *rewritePlan) planDistInfo(opts RewriteOptions) (map[string][]byte, erro
 func (p *rewritePlan) planMembers(replaced map[string][]byte) error {
 	left := make(map[string][]byte, len(replaced))
 	maps.Copy(left, replaced)
-	for i := range p.src.entries {
-		e := &p.src.entries[i]
-		if e.isFolder() || recordExempt(p.src.distInfo, e.name) {
-			continue
-		}
-		m := plannedMember{name: p.rename(e.name), source: e, executable: e.executable}
-		if err := checkMemberName(m.name); err != nil {
-			return fmt.Errorf("rename %q: %w", e.name, err)
-		}
+	for i := range p.members {
+		m := &p.members[i]
 		if content, ok := left[m.name]; ok {
 			m.isNew, m.content = true, content
 			delete(left, m.name)
 		}
-		p.members = append(p.members, m)
 	}
 	for name, content := range left {
 		p.members = append(p.members, plannedMember{name: name, isNew: true, content: content})
@@ -364,10 +436,10 @@ func (p *rewritePlan) planMembers(replaced map[string][]byte) error {
 func (p *rewritePlan) inDistInfo(name string) bool { return strings.HasPrefix(name, p.distInfo+"/") }
 
 // rename moves a member of the .dist-info or .data folder.
-func (p *rewritePlan) rename(name string) string {
+func (p *rewritePlan) rename(r *Reader, name string) string {
 	top, rest, _ := strings.Cut(name, "/")
 	switch {
-	case top == p.src.distInfo:
+	case top == r.distInfo:
 		return p.distInfo + "/" + rest
 	case strings.HasSuffix(top, dataSuffix): // the only one, Check says
 		return p.stem() + dataSuffix + "/" + rest
@@ -434,13 +506,13 @@ func (p *rewritePlan) writeMember(ctx context.Context, z *zipWriter, m *plannedM
 				return row, err
 			}
 		}
-		old := p.record[m.source.name]
+		old := m.record
 		check, out := sum, io.Writer(sum)
 		if old.Algorithm != row.Algorithm {
 			check = RecordHash(old.Algorithm)
 			out = io.MultiWriter(sum, check)
 		}
-		if err := shared.copy(ctx, out, shared.open(p.src.r, m.source, raw)); err != nil {
+		if err := shared.copy(ctx, out, shared.open(m.from.r, m.source, raw)); err != nil {
 			return row, err
 		}
 		if got := check.Sum(nil); !bytes.Equal(got, old.Digest) {

@@ -603,3 +603,43 @@ func BenchmarkRewrite(b *testing.B) {
 		}
 	}
 }
+
+// TestMerge: the files of several wheels of one version in one wheel, with its own metadata.
+func TestMerge(t *testing.T) {
+	made := func(version, name, content string) madeWheel {
+		return makeWheel(t, wheelOptions{name: "demo", version: version, tag: "py3-none-linux_x86_64", files: []file{
+			{name: "demo/__init__.py", content: "answer = 42\n"},
+			{name: "demo/" + name, content: content, executable: true},
+			{name: "demo-" + version + ".data/scripts/" + name, content: "#!python\n"},
+		}})
+	}
+	base, one, two := made("1.0", "lib_cpu.so", "cpu"), made("1.0+cu126", "lib_cuda126.so", "126"), made("1.0+cu130", "lib_cuda130.so", "130")
+	got := rewrite(t, base, wheel.RewriteOptions{Merge: []*wheel.Reader{one.open(t), two.open(t)}})
+	want := []string{
+		"demo-1.0.data/scripts/lib_cpu.so", "demo-1.0.data/scripts/lib_cuda126.so", "demo-1.0.data/scripts/lib_cuda130.so",
+		"demo/__init__.py", "demo/lib_cpu.so", "demo/lib_cuda126.so", "demo/lib_cuda130.so",
+	}
+	files := contents(t, got)
+	for _, name := range want {
+		if _, ok := files[name]; !ok {
+			t.Errorf("there is no %s", name)
+		}
+	}
+	if files["demo/lib_cuda130.so"] != "130" || len(files) != len(want)+3 || got.name != base.name {
+		t.Errorf("%s: %d files, want %d", got.name, len(files), len(want)+3)
+	}
+	other := made("1.0+cu130", "lib_cuda126.so", "other")
+	for what, merge := range map[string][]madeWheel{
+		"merge: demo/lib_cuda126.so has other bytes in demo-1.0+cu130-py3-none-linux_x86_64.whl than in demo-1.0+cu126-py3-none-linux_x86_64.whl": {one, other},
+		"it is not of demo 1.0":   {made("1.1", "lib.so", "x")},
+		"Root-Is-Purelib differs": {makeWheel(t, wheelOptions{name: "demo", version: "1.0+x", tag: "py3-none-linux_x86_64", info: "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-linux_x86_64\n\n"})},
+	} {
+		var opts wheel.RewriteOptions
+		for _, w := range merge {
+			opts.Merge = append(opts.Merge, w.open(t))
+		}
+		if _, err := wheel.Rewrite(t.Context(), base.open(t), io.Discard, opts); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%v, want %q", err, what)
+		}
+	}
+}

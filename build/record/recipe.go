@@ -40,6 +40,9 @@ type Recipe struct {
 	// digest.
 	Donors []Donor `json:"donors,omitempty"`
 
+	// Parts are the rows whose files are merged into this one's wheel, as they are built now.
+	Parts []Donor `json:"parts,omitempty"`
+
 	// BuildDigest covers what affects the files, Digest also what affects the
 	// verdict of the tests. [Recipe.Seal] sets them.
 	BuildDigest string `json:"build_digest"`

@@ -36,6 +36,8 @@ type Record struct {
 	Finished time.Time `json:"finished"`
 	// Built is when the files were made, if this run only tested them again.
 	Built *time.Time `json:"built,omitempty"`
+	// Merged are the wheels of other rows whose files the wheel has, too.
+	Merged []Merged `json:"merged,omitempty"`
 	// Reuse is set if the files are those of another row.
 	Reuse  *Reuse  `json:"reuse,omitempty"`
 	Stages []Stage `json:"stages"`
@@ -64,6 +66,12 @@ type Record struct {
 	PeakMemoryBytes int64         `json:"peak_memory_bytes"`
 	Audit           *audit.Report `json:"audit,omitempty"` // nil without a wheel
 	Test            Test          `json:"test"`
+}
+
+// Merged is the wheel of another row that was merged.
+type Merged struct {
+	Row string `json:"row"`
+	File
 }
 
 // Reuse is why the wheel of another row serves a row: what the audit of the wheel says of this row's

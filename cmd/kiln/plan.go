@@ -408,6 +408,13 @@ func (a *app) printPlan(p *planned) error {
 			fmt.Fprintln(w, line)
 		}
 	}
+	merged := plan.Merged()
+	for i, part := range slices.Sorted(maps.Keys(merged)) {
+		if i == 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintf(w, "%s is merged into %s\n", part, merged[part])
+	}
 	for i, e := range p.reuse {
 		if i == 0 {
 			fmt.Fprintln(w)

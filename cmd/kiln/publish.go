@@ -169,7 +169,7 @@ func owner() string {
 func (p *publication) inventory(ctx context.Context) (*publish.Inventory, error) {
 	dist := cmp.Or(p.flags.dist, filepath.Join(p.dir, "dist"))
 	opts := publish.InventoryOptions{
-		Untested: p.flags.untested || p.settings.Untested, Skipped: p.planned.plan.Skipped, NoSide: p.flags.noSide, Failures: map[string]string{},
+		Untested: p.flags.untested || p.settings.Untested, Skipped: p.planned.plan.Skipped, Merged: p.planned.plan.Merged(), NoSide: p.flags.noSide, Failures: map[string]string{},
 		Statement: publish.StatementOptions{Version: kilnVersion(), Signed: time.Now()},
 	}
 	if os.Getenv("GITHUB_RUN_ID") != "" {

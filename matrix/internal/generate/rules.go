@@ -250,6 +250,7 @@ var leftOut = map[string]string{
 	"Shared.ImageSetup":   "as the package",
 	"Shared.BeforeBuild":  "as the package",
 	"Shared.Repair":       "as the package",
+	"Shared.Merge":        "the files of its own build",
 	"Shared.AfterBuild":   "as the package",
 	"Shared.BeforeTest":   "as the package",
 	"Shared.TorchSource":  "as the package",

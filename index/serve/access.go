@@ -122,7 +122,7 @@ func (s *Server) PermitAll(h http.Handler) http.Handler {
 // none, are not known. It reads paths in the order of route.
 func projectOf(path string) (project string, known bool) {
 	last := path[strings.LastIndexByte(path, '/')+1:]
-	if strings.HasPrefix(path, "/files/") {
+	if strings.HasPrefix(path, "/files/") || strings.HasPrefix(path, "/wheels/") {
 		name, _ := cutSuffix(last)
 		project, _, err := index.ParseName(name)
 		return project, err == nil

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -259,5 +260,32 @@ func TestClientsRange(t *testing.T) {
 	requests := log.take(t)
 	if !has(requests, "^HEAD 200 /files/") || !has(requests, "^GET 206 /files/") || has(requests, "^GET 200 /files/") {
 		t.Errorf("want HEAD and ranges: %q", requests)
+	}
+}
+
+// TestWheelNames: a wheel is found by the name that a project's own downloader has for it, in upper
+// case where the normal form has lower case.
+func TestWheelNames(t *testing.T) {
+	c := newClients(t, "uv")
+	f := newFixture(t, serve.Options{})
+	name := "demo_ext-1.0+cu12torch2.9cxx11abitrue-py3-none-any.whl"
+	f.publish(name, "demo_ext-1.1+pt211cu130-py3-none-any.whl")
+	if f.server.Catalog().View("cu130/torch2.11") == nil {
+		t.Error("pt211cu130 is not read as torch 2.11 with CUDA 13.0")
+	}
+	for i, spelling := range []string{strings.Replace(name, "abitrue", "abiTRUE", 1), strings.Replace(name, "+cu12", "%2BCU12", 1), name} {
+		address := f.http.URL + "/wheels/" + spelling
+		for _, program := range [][]string{{"pip", "install"}, {"uv", "pip", "install"}} {
+			to := filepath.Join(c.home, program[0]+strconv.Itoa(i))
+			c.run(true, append(program, "--no-deps", "--target", to, address)...)
+			if found, _ := filepath.Glob(filepath.Join(to, "demo_ext-1.0+cu12torch2.9cxx11abitrue.dist-info")); len(found) != 1 {
+				t.Errorf("%s installed nothing from %s", program[0], address)
+			}
+		}
+	}
+	for _, path := range []string{"/wheels/", "/wheels/demo_ext-1.2-py3-none-any.whl", "/wheels/other-1.0-py3-none-any.whl", "/wheels/" + name + ".cdx.json", "/wheels/x/" + name} {
+		if status := f.do(http.MethodGet, path).StatusCode; status != http.StatusNotFound {
+			t.Errorf("%s: %d", path, status)
+		}
 	}
 }

@@ -583,6 +583,9 @@ func (s *Server) route(w *recorder, r *http.Request) {
 	case strings.HasPrefix(path, "/files/"):
 		w.handler = handlerFile
 		s.serveFile(w, r, sn)
+	case strings.HasPrefix(path, "/wheels/"):
+		w.handler = handlerFile
+		s.serveName(w, path, sn)
 	case path == "/catalog.json":
 		w.handler = handlerPage
 		if w.limited != nil {
@@ -861,6 +864,38 @@ func (s *Server) serveFile(w *recorder, r *http.Request, sn *snapshot) {
 		}
 	}
 	http.ServeContent(w, r, "", f.UploadTime, content)
+}
+
+// serveName answers for /wheels/{name}[.metadata and other papers], in whatever spelling: the
+// downloaders of some projects know their wheels by names such as …+cu12torch2.9cxx11abiTRUE-…,
+// whose version is another text in its normal form.
+func (s *Server) serveName(w *recorder, path string, sn *snapshot) {
+	name, suffix := cutSuffix(strings.TrimPrefix(path, "/wheels/"))
+	parsed, err := wheel.ParseFilename(name)
+	if err != nil {
+		notFound(w)
+		return
+	}
+	pp := sn.projects[parsed.Name]
+	if pp == nil || pp.project.Status == index.Quarantined {
+		notFound(w)
+		return
+	}
+	f := pp.files()[name]
+	for i := range pp.project.Files {
+		if have := &pp.project.Files[i]; f == nil && have.IsWheel() {
+			if other, ok := have.Wheel(); ok && other.String() == parsed.String() {
+				f = have
+			}
+		}
+	}
+	if f == nil || suffix != "" && f.Paper(suffix).IsZero() {
+		notFound(w)
+		return
+	}
+	w.Header()["Cache-Control"] = headerMinute
+	w.Header().Set("Location", f.URL("../")+suffix)
+	w.WriteHeader(http.StatusFound)
 }
 
 // cutSuffix splits the name of a file, or of one that goes with it.

@@ -635,3 +635,14 @@ def _load_model(model, state_dict, checkpoint_files, *args, **kwargs):
 
 modeling_utils._get_resolved_checkpoint_files = _find_files
 modeling_utils.PreTrainedModel._load_pretrained_model = staticmethod(_load_model)
+
+
+if __name__ == "__main__":
+    # python -m kiln.transformers serve …: the command of transformers, which knows EXL2 then.
+    import importlib.metadata
+    import sys
+
+    sys.modules["kiln.transformers"] = sys.modules["__main__"]
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="transformers")
+    sys.argv[0] = "transformers"
+    sys.exit(command.load()())

@@ -275,6 +275,11 @@ class TestRunning(Folder):
         )
         self.assertEqual(static[0, ids.shape[1] :].tolist(), want)
 
+    def test_command_of_transformers(self):
+        got = subprocess.run([sys.executable, "-m", "kiln.transformers", "env"], capture_output=True, text=True)
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertIn("`transformers` version: " + transformers.__version__, got.stdout)
+
     def test_embedding_in_main_memory(self):
         """A GPU can read it there (dev/scripts/gputransformers.py does): transformers sees one device."""
         quantizer = kiln.transformers.Exl2Quantizer(kiln.transformers.Exl2Config())

@@ -268,7 +268,35 @@ func driverLibrary(soname string) bool {
 // expectedOutside says whether a library that no policy promises is normal all the same in a
 // torch or CUDA extension: torch, its CUDA packages or the driver bring it.
 func expectedOutside(soname string) bool {
+	if isDLL(soname) {
+		from := dllSource(soname)
+		return from == fromTorch || from == fromCUDA || from == fromDriver
+	}
 	return torchLibrary(soname) || cudaLibrary(soname) || rocmLibrary(soname) || driverLibrary(soname)
+}
+
+// BroughtByOthers returns the libraries that the native files of a wheel need and that torch, CUDA,
+// ROCm or the driver bring: they do not belong into it.
+func (r *Report) BroughtByOthers() []string {
+	var out []string
+	torch := false
+	for _, o := range r.Objects {
+		for _, lib := range o.Needed {
+			torch = torch || torchLibrary(lib)
+			if expectedOutside(lib) {
+				out = append(out, lib)
+			}
+		}
+	}
+	for _, o := range r.Objects {
+		for _, lib := range o.Needed {
+			if torch && isDLL(lib) && dllSource(lib) == fromRedistributable { // torch has loaded it
+				out = append(out, lib)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // A Platform says on which Linux systems a wheel runs.
@@ -384,6 +412,44 @@ func (r *requirements) forbiddenPolicy(list []policy) int {
 	})
 }
 
+// muslTag is the tag of a wheel for musl. Its symbols have no versions, so that the file does not say
+// more than that; 1.2 is what every system has that is still maintained.
+const muslTag = "musllinux_1_2_"
+
+func muslLibrary(soname string) bool { return strings.HasPrefix(soname, "libc.musl-") }
+
+// musl says whether the C library is musl, which is proven by its name.
+func (r *requirements) musl() bool {
+	for lib := range r.needed {
+		if muslLibrary(lib) {
+			return true
+		}
+	}
+	return false
+}
+
+// muslPlatform judges the requirements of a wheel for musl: such a system promises nothing else.
+func (r *requirements) muslPlatform(p Platform) Platform {
+	for lib := range r.needed {
+		if !muslLibrary(lib) {
+			p.External = append(p.External, lib)
+		}
+	}
+	slices.Sort(p.External)
+	p.Foreign = slices.DeleteFunc(slices.Clone(p.External), expectedOutside)
+	if p.GLIBC != "" || r.level > 1 {
+		return p // parts of it are for glibc, or for newer processors
+	}
+	p.Symbols = muslTag + r.arch
+	if len(p.Foreign) == 0 {
+		p.Tag = p.Symbols
+	}
+	if len(p.External) == 0 {
+		p.Strict = p.Symbols
+	}
+	return p
+}
+
 // platform judges the requirements.
 func (r *requirements) platform() Platform {
 	plain := "linux_" + r.arch
@@ -391,6 +457,9 @@ func (r *requirements) platform() Platform {
 	p := Platform{
 		Tag: plain, Strict: plain, Symbols: plain,
 		GLIBC: r.highest("GLIBC"), GLIBCXX: r.highest("GLIBCXX"), CXXABI: r.highest("CXXABI"),
+	}
+	if r.musl() {
+		return r.muslPlatform(p)
 	}
 	newest := policy{}
 	if len(list) > 0 {

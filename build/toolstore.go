@@ -97,13 +97,16 @@ func (s *toolStore) fetchProgram(ctx context.Context, name, project string, file
 	if address == "" {
 		address = publicIndex
 	}
+	asked := func(err error) error {
+		return engine.Fail(engine.CauseNetwork, fmt.Errorf("ask %s for %s: %w\n  --index-url names another index", address, project, err))
+	}
 	remote, err := index.OpenRemote(ctx, s.sources.client, address)
 	if err != nil {
-		return engine.Fail(engine.CauseNetwork, err)
+		return asked(err)
 	}
 	files, err := remote.Files(ctx, project)
 	if err != nil {
-		return engine.Fail(engine.CauseNetwork, err)
+		return asked(err)
 	}
 	i := slices.IndexFunc(files, func(f *index.File) bool { return f.Filename == file.name })
 	if i < 0 {

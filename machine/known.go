@@ -496,11 +496,41 @@ func networkEntries() []entry {
 				if f.e.NetworkOff && f.e.Stage == StageTest {
 					return "The test opened a network connection, and tests run without network.", "a test that needs files from the network cannot run here: give it an import or expression that does not"
 				}
-				return "A download did not work" + colon(f.get("why", "")) + ".", ways("it is tried again by itself, up to three times", "if it lasts: check the address, the proxy and the name server of this machine or container")
+				what, key := asked(f.e.Argv)
+				return "A download did not work" + colon(f.get("why", "")) + "." + what, ways("it is tried again by itself, up to three times", "if it lasts: check the address, the proxy and the name server of this machine or container"+key)
 			},
 			hides: []string{"no-distribution", "dependency-not-found", "requires-python", "python-error"},
 		},
 	}
+}
+
+// asked says what a call of pip asked for and where, and what changes the place.
+func asked(argv []string) (what, key string) {
+	start := slices.Index(argv, "install")
+	if start < 0 || !slices.Contains(argv, "pip") {
+		return "", ""
+	}
+	index, torch := "its default index", false
+	var wanted []string
+	for i := start + 1; i < len(argv); i++ {
+		switch arg := argv[i]; arg {
+		case "--index-url":
+			if i++; i < len(argv) {
+				index = argv[i]
+			}
+		case "--find-links", "--constraint", "--report", "--requirement", "--use-feature", "--target":
+			i++
+		default:
+			if !strings.HasPrefix(arg, "-") {
+				wanted, torch = append(wanted, arg), torch || strings.HasPrefix(arg, "torch==")
+			}
+		}
+	}
+	key = "; --index-url names another index"
+	if torch {
+		key = "; --torch-index, or torch_source: in packages.yml, names another place for torch"
+	}
+	return " pip asked " + index + " for " + few(wanted, 3) + ".", key
 }
 
 // forceBuild names the variable that makes a known package compile.

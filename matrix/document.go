@@ -126,10 +126,10 @@ type Package struct {
 	//
 	//	wheel_tag: cp39-abi3
 	WheelTag Text `json:"wheel_tag,omitempty"`
-	// What becomes of a Linux wheel after the build. With `auto`, libraries that no
-	// manylinux system promises are copied into it by auditwheel, and it gets the oldest
-	// manylinux tag that the audit proves; what torch, CUDA and the driver bring stays
-	// outside. The default is `off`: the wheel stays as it was built.
+	// What becomes of a wheel after the build. With `auto`, libraries that no system promises are
+	// copied into it: on Linux by auditwheel, on Windows by delvewheel. On Linux it gets the oldest
+	// manylinux tag that the audit proves, or the musllinux tag if it is for musl. What torch, CUDA and
+	// the driver bring stays outside. The default is `off`: the wheel stays as it was built.
 	//
 	//	repair: auto
 	Repair Repair `json:"repair,omitempty"`

@@ -412,7 +412,9 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 			WallLimit: wallLimit(settings), Payload: payload,
 		})
 	}
-	arrange(ReuseClasses(rows, func(id string) matrix.Settings { s, _ := plan.Settings(id); return s }, b.Compat), recipes, jobs)
+	settings := func(id string) matrix.Settings { s, _ := plan.Settings(id); return s }
+	arrange(ReuseClasses(rows, settings, b.Compat), recipes, jobs)
+	inOrder(rows, settings, jobs)
 	for i := range jobs {
 		recipe := recipes[jobs[i].ID]
 		if parts := plan.Parts(recipe.Row.ID); len(parts) > 0 && recipe.Format != "" {

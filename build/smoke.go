@@ -88,6 +88,10 @@ func testFiles(ctx context.Context, a *attempt) error {
 
 func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 	dir := a.testDir()
+	requires, err := a.siblings(a.Settings.Test.Requires)
+	if err != nil {
+		return err
+	}
 	e := &environment{
 		attempt: a, name: "test", image: a.TestImage, setup: a.testSetup(), venv: filepath.Join(dir, "venv"), scripts: filepath.Join(dir, "scripts"),
 		mounts: []sandbox.Mount{
@@ -96,6 +100,9 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 			{Host: a.home(), Inside: insideTest + "-home"},
 			{Host: a.temp(), Inside: insideTest + "-tmp"},
 		},
+	}
+	if !slices.Equal(requires, a.Settings.Test.Requires) {
+		e.mounts = append(e.mounts, sandbox.Mount{Host: a.builder.DistDir, Inside: insideTest + "-dist", ReadOnly: true})
 	}
 	if err := writeScripts(e.scripts); err != nil {
 		return err
@@ -121,7 +128,12 @@ func (a *attempt) testWheel(ctx context.Context, wheelFile string) error {
 		a.record.Test.Installed = got
 		return err
 	}
-	installed, err := e.fill(ctx, a.Settings.Test.Requires)
+	for i := range requires {
+		if requires[i] != a.Settings.Test.Requires[i] {
+			requires[i] = e.box.Inside(requires[i])
+		}
+	}
+	installed, err := e.fill(ctx, requires)
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@
 package launcher
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -466,7 +467,28 @@ func (l *launcher) rewrite(call *call, cwd string, deps depFile) []string {
 		}
 		args = append(args, "-ffile-prefix-map="+cwd+"=/kiln/build")
 	}
-	return append(args, "-MD", "-MF", deps.path, "-MT", DepTarget)
+	return append(append(args, l.asNamed(call)...), "-MD", "-MF", deps.path, "-MT", DepTarget)
+}
+
+// asNamed returns the argument that makes GCC list system headers by the names that they were found
+// by. It would follow links where that makes the name shorter, and list the Python of this row, which
+// is the same file for every row, in place of the link that differs.
+func (l *launcher) asNamed(call *call) []string {
+	const option = "-fno-canonical-system-headers"
+	switch call.kind {
+	case GCC:
+		return []string{option}
+	case NVCC:
+		host := path.Base(cmp.Or(call.ccbin, "g++"))
+		kind := KindOf(host)
+		if tool, ok := l.Tools[host]; ok {
+			kind = tool.Kind
+		}
+		if kind != Clang { // which does not follow links
+			return []string{"-Xcompiler=" + option}
+		}
+	}
+	return nil
 }
 
 // mapped returns arguments with header folders at their canonical places.
@@ -496,7 +518,7 @@ func (l *launcher) canonicalArgs(args []string) []string {
 		switch a := args[i]; {
 		case (a == "-o" || a == "-MF" || a == "-MT") && i+1 < len(args):
 			i++
-		case a == "-MD", strings.HasPrefix(a, "-ffile-prefix-map="):
+		case a == "-MD", strings.HasPrefix(a, "-ffile-prefix-map="), strings.HasSuffix(a, "-fno-canonical-system-headers"):
 		case l.Work != CanonicalWork:
 			out = append(out, strings.ReplaceAll(a, l.Work, CanonicalWork))
 		default:

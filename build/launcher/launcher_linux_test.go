@@ -119,6 +119,39 @@ func (b *bench) compile(round int, object string, more ...string) ([]byte, launc
 	return text, records[len(records)-1]
 }
 
+// Headers of Python are named by a link, and GCC lists what is found with -isystem, as CMake gives it,
+// by the shorter name, which is the place of the other Python for its row too: an object for Python
+// 3.12 was taken for 3.13.
+func TestLauncherSystemHeaders(t *testing.T) {
+	one, two := newBench(t), newBench(t)
+	two.config.CacheDir = one.config.CacheDir
+	short, err := os.MkdirTemp("", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(short) })
+	results := [2]launcher.Entry{}
+	for i, b := range []*bench{one, two} {
+		python := filepath.Join(short, strconv.Itoa(i))
+		if err := os.Mkdir(python, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(python, "Python.h"), []byte("#define PYTHON "+strconv.Itoa(i)+"\n"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		link := filepath.Join(b.config.Work, "python")
+		if err := os.Symlink(python, link); err != nil {
+			t.Fatal(err)
+		}
+		b.config.Map = append(b.config.Map, launcher.Mapping{From: python, To: link})
+		b.write("source/a.cpp", "#include <Python.h>\nint f() { return PYTHON + ROUND; }\n")
+		_, results[i] = b.compile(1, "a.o", "-isystem", python)
+	}
+	if results[0].Result != launcher.Miss || results[1].Result != launcher.Miss {
+		t.Errorf("%s, then %s for another Python; want two misses", results[0].Result, results[1].Result)
+	}
+}
+
 // Rows in other folders, with other names for objects, share; what differs in something that
 // matters does not.
 func TestLauncherShares(t *testing.T) {

@@ -39,9 +39,9 @@ func TestE2EPackages(t *testing.T) {
 		{name: "torch-sparse", use: "import torch, torch_sparse; a = torch_sparse.SparseTensor.eye(2); assert (a @ torch.ones(2, 1)).tolist() == [[1], [1]]", after: "torch-scatter"},
 		{name: "bitsandbytes", use: bitsandbytesUse, kernels: 3},
 		{name: "contourpy", use: "import contourpy; assert len(contourpy.contour_generator(z=[[0, 1], [1, 2]]).lines(0.5)) == 1"},
-		{name: "spglib", use: "import spglib; assert spglib.get_spacegroup(([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 0, 0]], [1])) == 'Pm-3m (221)'"},
+		{name: "spglib", use: spglibUse},
 		{name: "rpds-py", use: "import rpds; assert rpds.HashTrieMap({'a': 1}).insert('b', 2)['b'] == 2"},
-		{name: "pyyaml", use: "import yaml; assert yaml.load('a: [1, 2]', Loader=yaml.CSafeLoader) == {'a': [1, 2]}"},
+		{name: "pyyaml", use: pyyamlUse},
 		{name: "msgpack", use: "import msgpack; assert msgpack.unpackb(msgpack.packb([1, 'x'])) == [1, 'x']; import msgpack._cmsgpack"},
 		{name: "docopt", use: "import docopt; assert docopt.docopt('Usage: x [--n=N]', ['--n=3'])['--n'] == '3'"},
 	} {
@@ -79,6 +79,48 @@ func TestE2EPackages(t *testing.T) {
 		})
 	}
 }
+
+// TestE2EPackagesContainers builds packages of other people in images with toolkits of their own: a
+// torch extension with Debian's CUDA 12.4 for two Pythons, Cython over a library that image_setup
+// installs, and CMake in an image of manylinux, with Pythons that kiln brings.
+func TestE2EPackagesContainers(t *testing.T) {
+	kilntest.NeedE2E(t, "packages")
+	text, err := os.ReadFile(filepath.Join("testdata", "packages-containers.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name, use string
+		kernels   int
+	}{
+		{name: "causal-conv1d", kernels: 3}, // used in its test alone: the image has the torch
+		{name: "pyyaml", use: pyyamlUse},
+		{name: "spglib", use: spglibUse},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Setenv("UV_PYTHON_DOWNLOADS_JSON_URL", filepath.Join(stockCache(t), "pythons", "downloads.json"))
+			dir := t.TempDir()
+			records := buildPackages(t, dir, text, "--runner", "podman", "--engine-arg=--runtime=runc", test.name+"-*")
+			kernelsOnce(t, filepath.Join(dir, ".kiln"), test.kernels)
+			if test.use == "" {
+				return
+			}
+			address := serveFolder(t, kiln(t), filepath.Join(dir, "dist"))
+			for _, r := range records {
+				if r.Recipe.Row.Python != "3.11" {
+					continue // its test has installed it; KILN_PYTHON is 3.11
+				}
+				r.Interpreter.Path = ""
+				install(t, r, records, address, test.use)
+			}
+		})
+	}
+}
+
+const (
+	pyyamlUse = "import yaml; assert yaml.load('a: [1, 2]', Loader=yaml.CSafeLoader) == {'a': [1, 2]}"
+	spglibUse = "import spglib; assert spglib.get_spacegroup(([[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0, 0, 0]], [1])) == 'Pm-3m (221)'"
+)
 
 // Every library is loaded beside torch, and the CPU one quantizes.
 const bitsandbytesUse = `import bitsandbytes, ctypes, glob, os, torch

@@ -207,6 +207,11 @@ func (a *attempt) frontend(env map[string]string) []string {
 		if !a.Settings.Isolation {
 			argv = append(argv, "--no-isolation")
 		}
+		// Preflight has compared what the source requires. An image may have the libraries of its torch
+		// from elsewhere than torch's metadata say, which a build does not concern.
+		if a.Settings.TorchSource.Kind == "system" {
+			argv = append(argv, "--skip-dependency-check")
+		}
 	}
 	flag := "-C"
 	if a.Settings.Frontend == "pip" {

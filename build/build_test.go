@@ -351,12 +351,17 @@ packages:
   gpu: {<<: *shared, source: {path: gpu}, extra_deps: [build, setuptools], test_import: _gpu, test: {requires_gpu: true}}
   dynamicdep: {<<: *shared, source: {path: dynamicdep}, extra_deps: [build, setuptools]}
   nocc: {<<: *shared, source: {path: good}, extra_deps: [build, setuptools], env: {CC: "ccache no-such-compiler -O2"}}
+  nocargo: {<<: *shared, source: {path: nocargo}, extra_deps: [build]}
   nofolder: {<<: *shared, source: {path: nowhere}}
+  notorch: {versions: ["1.0"], source: {path: good}, torch_source: {path: no-wheels}, matrix: [{python: "PYTHON", torch: "2.11.0"}]}
   norepository: {<<: *shared, source: {git: "file:///nowhere/at/all.git", ref: v1.0}}
   wrongsum: {<<: *shared, source: {sdist: good/setup.py, sha256: "0000000000000000000000000000000000000000000000000000000000000000"}}
 `,
 		"dynamicdep/setup.py": strings.Replace(simple("dynamicdep"), "version=", "setup_requires=['a-requirement-nobody-has'], version=", 1), "dynamicdep/native.c": native("_dynamicdep"),
-		"good/setup.py": simple("good"), "good/native.c": native("_good"),
+		"nocargo/pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = \"backend\"\nbackend-path = [\".\"]\n[project]\nname = \"nocargo\"\nversion = \"1.0\"\n",
+		// What maturin's does without cargo.
+		"nocargo/backend.py": "def get_requires_for_build_wheel(config_settings=None):\n    return ['puccinialin']\n",
+		"good/setup.py":      simple("good"), "good/native.c": native("_good"),
 		"good2/setup.py": simple("slowtest"), "good2/native.c": native("_slowtest"),
 		"gpu/setup.py": simple("gpu"), "gpu/native.c": native("_gpu"),
 		"syntax/setup.py": simple("syntax"), "syntax/native.c": "int main( { return 0; }\n",
@@ -393,7 +398,9 @@ packages:
 		"gpu":           "done not run",
 		"dynamicdep":    "failed preflight build-requirement",
 		"nocc":          "failed preflight no-compiler",
+		"nocargo":       "failed preflight no-cargo",
 		"nofolder":      "failed fetch ",
+		"notorch":       "failed fetch ",
 		"norepository":  "failed fetch ",
 		"wrongsum":      "failed fetch ",
 	}
@@ -407,7 +414,9 @@ packages:
 	}
 	for _, r := range result.Rows {
 		said := map[string]string{
-			"nofolder": "nowhere: no such file or directory", "norepository": "fatal: '/nowhere/at/all.git' does not appear to be a git repository", "wrongsum": "sha256 mismatch: got ",
+			"nofolder": "nowhere: no such file or directory", "notorch": "no-wheels: no such file or directory", "wrongsum": "sha256 mismatch: got ",
+			// All that git says, not its last line.
+			"norepository": "fatal: '/nowhere/at/all.git' does not appear to be a git repository\nfatal: Could not read from remote repository.\n\nPlease make sure you have the correct access rights",
 		}[r.Row.Package]
 		if said != "" && (!strings.Contains(r.Reason, said) || r.Attempts != 1) {
 			t.Errorf("%s: after %d attempts: %s\nwant %q after one", r.Row.Package, r.Attempts, r.Reason, said)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -123,6 +124,11 @@ func (a *attempt) askBackend(ctx context.Context, pip string) error {
 	if err != nil {
 		fmt.Fprintf(a.log, "the build back-end did not say what it needs and makes: %v\n", err)
 		return nil
+	}
+	if slices.Contains(answer.Missing, "puccinialin") { // by which maturin would fetch one
+		return fault("no-cargo", "there is no Rust compiler",
+			"install Rust where the row is built: rustup, or cargo and rustc of the system (Debian and Ubuntu: apt-get install cargo; for an image in image_setup)",
+			"the build back-end found no cargo on PATH")
 	}
 	if len(answer.Missing) > 0 {
 		return fault("build-requirement", "a build requirement is missing",

@@ -149,7 +149,7 @@ func newSharing(ctx context.Context, a *attempt, env map[string]string) (*sharin
 	s.config = &launcher.Config{
 		Row: a.Row.ID, Package: a.Row.Package, Version: a.Row.Version, Work: a.box.Inside(a.work), Bin: search.Bin, Passes: search.Passes, Place: s.found.Place, Program: search.Program, Tools: s.found.Tools,
 		CCache: s.found.CCache, CacheDir: cache, CacheBytes: a.builder.CacheBytes, MemoryBytes: per, Map: mappings,
-		Calls: path.Join(inside, callsName), Deps: path.Join(inside, "deps"), Temp: path.Join(inside, "tmp"),
+		OneThread: a.try.Shrink > 0, Calls: path.Join(inside, callsName), Deps: path.Join(inside, "deps"), Temp: path.Join(inside, "tmp"),
 	}
 	if s.config.CacheBytes == 0 {
 		s.config.CacheBytes = defaultCacheBytes

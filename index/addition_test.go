@@ -15,7 +15,7 @@ import (
 
 // TestAdditions: what pip and uv take from the views of a project with builds for the CPU and for
 // CUDA and several Pythons, before and after each file is added. No addition leaves a Python
-// without the version it had.
+// without the version it had. What it logs is the table of docs/index.md.
 func TestAdditions(t *testing.T) {
 	const tags = "-cp%[1]s-cp%[1]s-manylinux_2_17_x86_64.whl"
 	steps := []struct {
@@ -83,9 +83,11 @@ func TestAdditions(t *testing.T) {
 						continue
 					}
 					path := url + "/" + strings.TrimPrefix(view+"/simple/", "/")
-					if diff := cmp.Diff(versions, client.ask(t, path, python, projects)); diff != "" {
+					got := client.ask(t, path, python, projects)
+					if diff := cmp.Diff(versions, got); diff != "" {
 						t.Errorf("/%s for Python %s: %s", view, python, diff)
 					}
+					t.Logf("| `/%s` | 3.%s |%s %s |", strings.TrimPrefix(view+"/simple/", "/"), python[1:], strings.Repeat(" – |", len(steps)-len(got)), strings.Join(got, " | "))
 				}
 			}
 		})

@@ -285,6 +285,26 @@ func (c *call) nvccOption(name, value, arg string) {
 	}
 }
 
+// oneThread replaces the number of passes that nvcc may run at once by one.
+func oneThread(args []string) []string {
+	out := slices.Clone(args)
+	for i := 0; i < len(out); {
+		o, next := readOption(NVCC, out, i)
+		switch joined := next == i+1; {
+		case o.name != "-t" && o.name != "--threads":
+			if n, ok := strings.CutPrefix(o.arg, "-t"); ok && o.name == o.arg && n != "" && strings.Trim(n, "0123456789") == "" {
+				out[i] = "-t1"
+			}
+		case joined && o.hasValue:
+			out[i] = "--threads=1"
+		case o.hasValue:
+			out[i+1] = "1"
+		}
+		i = next
+	}
+	return out
+}
+
 // LineTables reports whether arguments of nvcc make it write the paths and times of sources.
 func LineTables(args []string) bool { return slices.ContainsFunc(args, lineTables) }
 

@@ -93,6 +93,19 @@ func TestParseCall(t *testing.T) {
 	}
 }
 
+// A package that calls nvcc with --threads 4 does not read NVCC_THREADS.
+func TestOneThread(t *testing.T) {
+	for args, want := range map[string]string{
+		"-c a.cu --threads 4 -O3 -t 2 -o t4.o": "-c a.cu --threads 1 -O3 -t 1 -o t4.o",
+		"--threads=4 -t8 -time x -t=2 -c a.cu": "--threads=1 -t1 -time x --threads=1 -c a.cu",
+		"-c a.cu -o -t4 --threads":             "-c a.cu -o -t4 --threads",
+	} {
+		if got := strings.Join(oneThread(strings.Fields(args)), " "); got != want {
+			t.Errorf("%s\ngot  %s\nwant %s", args, got, want)
+		}
+	}
+}
+
 func TestKindOf(t *testing.T) {
 	for name, want := range map[string]Kind{
 		"nvcc": NVCC, "hipcc": HIPCC, "g++": GCC, "gcc-13": GCC, "c++": GCC, "x86_64-linux-gnu-g++-12": GCC, "clang++-19": Clang,

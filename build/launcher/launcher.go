@@ -69,6 +69,9 @@ type Config struct {
 	Slots string `json:"slots,omitempty"`
 	// MemoryBytes is what a call is taken to need while nothing was learned.
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
+	// OneThread makes nvcc run its passes one after the other, whatever a package's --threads says:
+	// an attempt before this one ran out of memory.
+	OneThread bool `json:"one_thread,omitempty"`
 	// Remote is the shared cache behind the local one.
 	Remote *Remote `json:"remote,omitempty"`
 	// Map replaces the beginnings of header paths: the canonical places of what lies elsewhere in
@@ -260,6 +263,9 @@ func say(err error) { fmt.Fprintln(os.Stderr, "kiln: compiler launcher:", err) }
 
 // run runs the compiler and returns its exit code.
 func (l *launcher) run(args []string) int {
+	if l.OneThread && l.tool.Kind == NVCC {
+		args = oneThread(args)
+	}
 	call := parseCall(l.tool.Kind, args)
 	if call.other {
 		return l.replace(args) // a link, a question: nothing to share, nothing to count

@@ -204,10 +204,11 @@ e2e-images:
 e2e-examples:
 	@$(MAKE) --no-print-directory test CI=true PKG=./examples/...
 
-## e2e-packages: build, install and use packages of other people from the package index, on this machine (RUN=TestE2EPackages/pyyaml to limit; those with torch need 12 GB each)
+## e2e-packages: build, install and use packages of other people from the package index, on this machine and in containers (RUN=TestE2EPackages/pyyaml to limit; those with torch need 12 GB each)
 .PHONY: e2e-packages
 e2e-packages: export KILN_E2E := packages
 e2e-packages: deps
+	@$(if $(filter TestE2EPackages/%,$(RUN)),,dev/e2e/images.sh bookworm-cc bookworm-runtime && dev/e2e/share-images.sh && dev/e2e/stock-images.sh)
 	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EPackages)' -v -count=1 -timeout 12h
 
 ## e2e-build: build real rows in real containers, kill a build 50 times, exhaust memory (RUN=TestX to limit)

@@ -209,7 +209,7 @@ e2e-examples:
 e2e-packages: export KILN_E2E := packages
 e2e-packages: deps
 	@$(if $(filter TestE2EPackages/%,$(RUN)),,dev/e2e/images.sh bookworm-cc bookworm-runtime && dev/e2e/share-images.sh && dev/e2e/stock-images.sh)
-	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EPackages)' -v -count=1 -timeout 12h
+	$(GO) test ./dev/e2e -run '$(or $(RUN),^TestE2EPackages|^TestE2EContainerPackages)' -v -count=1 -timeout 12h
 
 ## e2e-build: build real rows in real containers, kill a build 50 times, exhaust memory (RUN=TestX to limit)
 .PHONY: e2e-build

@@ -83,10 +83,10 @@ func TestE2EPackages(t *testing.T) {
 	}
 }
 
-// TestE2EPackagesContainers builds packages of other people in images with toolkits of their own: a
+// TestE2EContainerPackages builds packages of other people in images with toolkits of their own: a
 // torch extension with Debian's CUDA 12.4 for two Pythons, Cython over a library that image_setup
 // installs, and CMake in an image of manylinux, with Pythons that kiln brings.
-func TestE2EPackagesContainers(t *testing.T) {
+func TestE2EContainerPackages(t *testing.T) {
 	kilntest.NeedE2E(t, "packages")
 	text, err := os.ReadFile(filepath.Join("testdata", "packages-containers.yml"))
 	if err != nil {

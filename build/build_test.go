@@ -446,7 +446,7 @@ packages:
     <<: *shared
     test_import: _good
     before_test: "sh -c 'echo 42 > tests/data.txt'"
-    test: {command: python -m unittest discover -v tests, requires: iniconfig, files: [tests, "*.ini"]}
+    test: {command: python -m unittest discover -v tests, requires: iniconfig, extras: check, files: [tests, "*.ini"]}
     matrix: [{python: "PYTHON"}]
   wrong: {<<: *shared, test_import: _wrong, test: {command: python -m unittest discover tests, files: tests}, matrix: [{python: "PYTHON"}]}
   expression: {<<: *shared, test_import: _expression, test: {expressions: ["1 + 1", "_expression.nothing"]}, matrix: [{python: "PYTHON"}]}
@@ -457,7 +457,7 @@ packages:
 import os
 from setuptools import Extension, setup
 name = os.environ["PACKAGE"]
-setup(name=name, version="1.0", ext_modules=[Extension("_" + name, ["native.c"])])
+setup(name=name, version="1.0", extras_require={"check": ["zipp"]}, ext_modules=[Extension("_" + name, ["native.c"])])
 `,
 		"src/generate.py": `
 import os, sys
@@ -469,7 +469,7 @@ open("native.c", "w").write(open("native.in").read().replace("NAME", "_" + os.en
 import os, unittest
 class It(unittest.TestCase):
     def test_it(self):
-        import iniconfig, _good
+        import iniconfig, zipp, _good
         self.assertTrue(os.path.exists("test.ini") and not os.path.exists("setup.py"))
         self.assertEqual(open("tests/data.txt").read().strip(), "42")
 `,

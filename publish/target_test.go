@@ -199,7 +199,9 @@ func TestKilnPapers(t *testing.T) {
 		name := inv.Units[0].File.Name
 		f := server.Catalog().Project("demo").File(name)
 		for _, suffix := range []string{"", ".metadata", ".cdx.json", ".intoto.jsonl"} {
-			resp, err := http.Get(f.URL(web.URL+"/") + suffix)
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, f.URL(web.URL+"/")+suffix, http.NoBody)
+			must(t, err)
+			resp, err := http.DefaultClient.Do(req)
 			must(t, err)
 			text, err := io.ReadAll(resp.Body)
 			must(t, errors.Join(err, resp.Body.Close(), os.WriteFile(filepath.Join(dir, name+suffix), text, 0o600)))

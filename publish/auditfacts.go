@@ -58,7 +58,13 @@ func (a *Audits) recorded(dir, sum string) (index.Facts, bool) {
 				if r.Audit != nil && f.Name == r.Audit.File {
 					facts := recordFacts(r)
 					if other, shared := a.facts[dir][f.SHA256]; shared {
-						facts = mergeFacts(other, facts)
+						facts = mergeFacts(other, facts.Coordinates.Torch...)
+					}
+					if r.Reuse != nil { // linked with torch or not
+						facts = mergeFacts(facts, compat.Minor(r.Reuse.Torch))
+						if first, err := record.Read(dir, r.Reuse.Row); err == nil {
+							facts = mergeFacts(facts, compat.Minor(first.Recipe.Row.Torch))
+						}
 					}
 					a.facts[dir][f.SHA256] = facts
 				}
@@ -76,16 +82,16 @@ func recordFacts(r *record.Record) index.Facts {
 	return facts
 }
 
-// mergeFacts is what is stored of a wheel that serves several rows, which differ in torch alone.
-func mergeFacts(a, b index.Facts) index.Facts {
-	torches := slices.Concat(a.Coordinates.Torch, b.Coordinates.Torch)
+// mergeFacts is what is stored of a wheel that serves rows with other torch releases, too.
+func mergeFacts(facts index.Facts, more ...string) index.Facts {
+	torches := slices.DeleteFunc(slices.Concat(facts.Coordinates.Torch, more), func(t string) bool { return t == "" })
 	slices.SortFunc(torches, func(a, b string) int {
 		va, _ := wheel.ParseVersion(a)
 		vb, _ := wheel.ParseVersion(b)
 		return va.Compare(vb)
 	})
-	a.Coordinates.Torch = slices.Compact(torches)
-	return a
+	facts.Coordinates.Torch = slices.Compact(torches)
+	return facts
 }
 
 // rowCoordinates is for what the wheel of a row was built. The torch of the row counts if the wheel

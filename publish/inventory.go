@@ -18,6 +18,7 @@ import (
 
 	"github.com/kiln-build/kiln/audit"
 	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/matrix"
@@ -55,6 +56,8 @@ type Unit struct {
 	Archs string
 	// Warnings are those of build and audit.
 	Warnings []string
+	// Proven are the rows with another torch that the file serves.
+	Proven []record.Reuse
 }
 
 // Inventory is what there is to publish.
@@ -113,6 +116,19 @@ func ReadInventory(ctx context.Context, dist string, rows []matrix.Row, opts Inv
 		return nil, err
 	}
 	inv := &Inventory{Rows: states, Units: together(slices.Concat(units...))}
+	for i := range inv.Units {
+		u := &inv.Units[i]
+		if len(u.Proven) == 0 || opts.NoSide {
+			continue
+		}
+		// Who makes an index of what is published learns from the statement what the file serves.
+		statement := opts.Statement
+		statement.Proven = u.Proven
+		var err error
+		if u.Side, err = sideFiles(u, &statement); err != nil {
+			return nil, err
+		}
+	}
 	for _, s := range opts.Skipped {
 		inv.Rows = append(inv.Rows, RowState{ID: s.Row.ID, State: RowSkipped, Reason: s.Reason})
 	}
@@ -146,11 +162,18 @@ func together(units []Unit) []Unit {
 			out = append(out, u)
 			continue
 		}
-		facts := mergeFacts(out[i].File.Facts, u.File.Facts)
+		// It was proven with these, linked with torch or not.
+		facts := mergeFacts(out[i].File.Facts, append(slices.Clone(u.File.Facts.Coordinates.Torch), compat.Minor(out[i].Row.Torch), compat.Minor(u.Row.Torch))...)
+		proven := out[i].Proven
+		if r := out[i].Record.Reuse; r != nil && len(proven) == 0 {
+			proven = append(proven, *r)
+		}
 		if u.Record.Reuse == nil {
 			out[i] = u
+		} else {
+			proven = append(proven, *u.Record.Reuse)
 		}
-		out[i].File.Facts = facts
+		out[i].File.Facts, out[i].Proven = facts, proven
 	}
 	return out
 }

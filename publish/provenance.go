@@ -36,6 +36,8 @@ type StatementOptions struct {
 	Key ed25519.PrivateKey
 	// Signed is when it is signed, to the second.
 	Signed time.Time
+	// Proven are the rows with another torch that the wheel serves.
+	Proven []record.Reuse
 }
 
 // Statement is an in-toto statement: what is said of files that are known by their hashes.
@@ -124,6 +126,13 @@ func NewStatement(r *record.Record, file record.File, papers []LocalFile, opts *
 		return nil, err
 	}
 	run.Byproducts = append(run.Byproducts, Byproduct{"test", "application/json", clean(test)})
+	if len(opts.Proven) > 0 {
+		proven, err := json.Marshal(opts.Proven)
+		if err != nil {
+			return nil, err
+		}
+		run.Byproducts = append(run.Byproducts, Byproduct{"proven", "application/json", clean(proven)})
+	}
 	text, err := json.Marshal(s)
 	if err != nil {
 		return nil, err

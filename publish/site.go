@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/kiln-build/kiln/audit"
+	"github.com/kiln-build/kiln/build/record"
+	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/index"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/run"
@@ -216,21 +218,27 @@ func indexEntry(ctx context.Context, target Target, r *Release, f RemoteFile, ca
 }
 
 // statementFacts returns what the index stores of the row and the audit in a statement.
-func statementFacts(s *Statement) index.Facts {
+func statementFacts(s *Statement) (facts index.Facts) {
+	var row matrix.Row
+	text, err := json.Marshal(s.Predicate.BuildDefinition.ExternalParameters["row"])
+	known := err == nil && json.Unmarshal(text, &row) == nil
 	for _, b := range s.Predicate.RunDetails.Byproducts {
 		var report audit.Report
-		if b.Name != "audit" || json.Unmarshal(b.Content, &report) != nil {
-			continue
+		var proven []record.Reuse
+		switch {
+		case b.Name == "audit" && json.Unmarshal(b.Content, &report) == nil:
+			facts = auditFacts(&report)
+			if known {
+				facts.Coordinates = rowCoordinates(&row, usesTorch(&report))
+			}
+		case b.Name == "proven" && known && json.Unmarshal(b.Content, &proven) == nil: // after the audit
+			facts = mergeFacts(facts, compat.Minor(row.Torch))
+			for _, p := range proven {
+				facts = mergeFacts(facts, compat.Minor(p.Torch))
+			}
 		}
-		facts := auditFacts(&report)
-		var row matrix.Row
-		text, err := json.Marshal(s.Predicate.BuildDefinition.ExternalParameters["row"])
-		if err == nil && json.Unmarshal(text, &row) == nil {
-			facts.Coordinates = rowCoordinates(&row, usesTorch(&report))
-		}
-		return facts
 	}
-	return index.Facts{}
+	return facts
 }
 
 // maxSmall bounds the files that are read into memory.

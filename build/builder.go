@@ -361,6 +361,12 @@ func (b *Builder) runner(recipes map[string]*record.Recipe) engine.Runner {
 	return local
 }
 
+// sourceKey is equal for rows with the same source.
+func sourceKey(row *matrix.Row, s matrix.Settings) string {
+	key, _ := json.Marshal([]any{row.Package, row.Version, s.Source}) // plain data, cannot fail
+	return string(key)
+}
+
 // jobs resolves the sources and makes the recipes.
 func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row) (map[string]*record.Recipe, []engine.Job, error) {
 	known := b.sources.loadKnown()
@@ -375,15 +381,15 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 		if !ok {
 			return nil, nil, fmt.Errorf("%s is not a row of this plan", row.ID)
 		}
-		key, _ := json.Marshal([]any{row.Package, row.Version, settings.Source})
-		source, ok := resolved[string(key)]
+		key := sourceKey(&row, settings)
+		source, ok := resolved[key]
 		if !ok {
-			if source, unresolved[string(key)] = b.sources.resolve(ctx, row, settings.Source, known); ctx.Err() != nil {
+			if source, unresolved[key] = b.sources.resolve(ctx, row, settings.Source, known); ctx.Err() != nil {
 				return nil, nil, context.Cause(ctx)
 			}
-			resolved[string(key)] = source
+			resolved[key] = source
 		}
-		if err := cmp.Or(unresolved[string(key)], b.checkPaths(settings)); err != nil {
+		if err := cmp.Or(unresolved[key], b.checkPaths(settings)); err != nil {
 			b.bad[row.ID] = err
 		}
 		if err := checkSeverities(settings.Audit); err != nil {
@@ -412,9 +418,25 @@ func (b *Builder) jobs(ctx context.Context, plan *matrix.Plan, rows []matrix.Row
 			WallLimit: wallLimit(settings), Payload: payload,
 		})
 	}
-	settings := func(id string) matrix.Settings { s, _ := plan.Settings(id); return s }
-	arrange(ReuseClasses(rows, settings, b.Compat), recipes, jobs)
-	inOrder(rows, settings, jobs)
+	settingsOf := func(id string) matrix.Settings { s, _ := plan.Settings(id); return s }
+	arrange(ReuseClasses(rows, settingsOf, b.Compat), jobs)
+	nameDonors(ReuseClasses(plan.Rows, settingsOf, b.Compat), recipes, func(id string) string {
+		if r := recipes[id]; r != nil {
+			return r.BuildDigest
+		}
+		i := slices.IndexFunc(plan.Rows, func(r matrix.Row) bool { return r.ID == id })
+		row, settings := plan.Rows[i], settingsOf(id)
+		source, ok := resolved[sourceKey(&row, settings)]
+		if !ok {
+			return ""
+		}
+		r, err := NewRecipe(row, settings, source, b.Recipe)
+		if err != nil {
+			return "" // it was not built either
+		}
+		return r.BuildDigest
+	})
+	inOrder(rows, settingsOf, jobs)
 	for i := range jobs {
 		recipe := recipes[jobs[i].ID]
 		if parts := plan.Parts(recipe.Row.ID); len(parts) > 0 && recipe.Format != "" {

@@ -122,13 +122,12 @@ func reuseKey(row *matrix.Row, s matrix.Settings) string {
 
 // arrange lets the rows of a class begin after the one that is compiled for it, and classes that
 // differ in torch alone after the first of them: a wheel may serve more than could be foreseen.
-func arrange(classes []ReuseClass, recipes map[string]*record.Recipe, jobs []engine.Job) {
-	after, donors, leader := map[string][]string{}, map[string][]record.Donor{}, map[string]string{}
+func arrange(classes []ReuseClass, jobs []engine.Job) {
+	after, leader := map[string][]string{}, map[string]string{}
 	for _, c := range classes {
 		first := cmp.Or(leader[c.Key], c.Rows[0])
 		leader[c.Key] = first
 		for i, id := range c.Rows {
-			donors[c.Key] = append(donors[c.Key], record.Donor{Row: id, BuildDigest: recipes[id].BuildDigest})
 			if i > 0 {
 				after[id] = append(after[id], c.Rows[0])
 			} else if id != first {
@@ -136,17 +135,34 @@ func arrange(classes []ReuseClass, recipes map[string]*record.Recipe, jobs []eng
 			}
 		}
 	}
-	for _, c := range classes {
-		for _, id := range c.Rows {
-			for _, d := range donors[c.Key] {
-				if d.Row != id && d.BuildDigest != "" {
-					recipes[id].Donors = append(recipes[id].Donors, d)
-				}
-			}
-		}
-	}
 	for i := range jobs {
 		jobs[i].After = after[jobs[i].ID]
+	}
+}
+
+// nameDonors writes into the recipes whose wheels may serve their rows. The classes are those of the
+// whole plan: a wheel may be in dist/ from an earlier build, or from another job of a hosted
+// workflow. digest is that of the files of a row, "" if it is not known.
+func nameDonors(classes []ReuseClass, recipes map[string]*record.Recipe, digest func(id string) string) {
+	groups := map[string][]string{}
+	for _, c := range classes {
+		groups[c.Key] = append(groups[c.Key], c.Rows...)
+	}
+	for _, group := range groups {
+		if !slices.ContainsFunc(group, func(id string) bool { return recipes[id] != nil }) {
+			continue
+		}
+		var donors []record.Donor
+		for _, id := range group {
+			if d := digest(id); d != "" {
+				donors = append(donors, record.Donor{Row: id, BuildDigest: d})
+			}
+		}
+		for _, id := range group {
+			if r := recipes[id]; r != nil {
+				r.Donors = slices.DeleteFunc(slices.Clone(donors), func(d record.Donor) bool { return d.Row == id })
+			}
+		}
 	}
 }
 

@@ -1,8 +1,6 @@
 package build_test
 
 import (
-	"archive/zip"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +16,7 @@ import (
 	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/engine"
+	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/matrix"
 )
 
@@ -87,55 +86,6 @@ packages:
 	}
 }
 
-// torchWheels makes a folder of wheels that look like torch to a build, and have nothing in them.
-func torchWheels(t *testing.T, dir string, versions ...string) {
-	t.Helper()
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	library := filepath.Join(dir, "libtorch_cpu.so")
-	cmd := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", "-Wl,-soname,libtorch_cpu.so", "-o", library, "-x", "c", "-")
-	cmd.Stdin = strings.NewReader("int torch_here;\n")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	code, err := os.ReadFile(library)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, v := range versions {
-		f, err := os.Create(filepath.Join(dir, "torch-"+v+"-py3-none-any.whl"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		z := zip.NewWriter(f)
-		info := "torch-" + v + ".dist-info/"
-		for name, text := range map[string]string{
-			"torch/__init__.py":         "from . import _C, version\n__version__ = version.__version__\n",
-			"torch/_C.py":               "_GLIBCXX_USE_CXX11_ABI = True\n",
-			"torch/version.py":          fmt.Sprintf("__version__ = %q\ncuda = hip = None\n", v),
-			"torch/lib/libtorch_cpu.so": string(code),
-			info + "METADATA":           "Metadata-Version: 2.1\nName: torch\nVersion: " + v + "\n",
-			info + "WHEEL":              "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-			info + "RECORD":             "",
-		} {
-			w, err := z.Create(name)
-			if err == nil {
-				_, err = w.Write([]byte(text))
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := z.Close(); err != nil {
-			t.Fatal(err)
-		}
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // reuseProject has a package whose wheel serves every torch, and one whose wheel knows the torch
 // that it was built with.
 func reuseProject(t *testing.T, kind string) *project {
@@ -161,7 +111,7 @@ packages:
 		"src/setup.py": strings.ReplaceAll(setup, "KIND", kind),
 		"src/native.c": native("_" + kind),
 	})
-	torchWheels(t, filepath.Join(p.dir, "torch"), "2.10.0", "2.12.1")
+	kilntest.TorchWheels(t, filepath.Join(p.dir, "torch"), "2.10.0", "2.12.1")
 	return p
 }
 
@@ -242,6 +192,31 @@ func TestReuse(t *testing.T) {
 	p.write("packages.yml", strings.Replace(strings.Replace(string(text), "reuse: {torch: import}", "", 1), "== '2.10.0'", "!= ''", 1))
 	if r := p.build().Rows[1]; r.Status != engine.StatusDone || r.Record.Reuse != nil || r.Record.Files[0].Name == first.Record.Files[0].Name {
 		t.Errorf("without reuse the second row is %s, with %+v: %s", r.Status, r.Record, r.Reason)
+	}
+}
+
+// TestReuseAlone: a row that is built on its own is served by the wheel that another machine, such as
+// another job of a hosted workflow, left in dist.
+func TestReuseAlone(t *testing.T) {
+	run := func(p *project, at int) build.RowResult {
+		plan := p.plan()
+		result, err := build.Run(t.Context(), plan, plan.Rows[at:at+1], p.opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result.Rows[0]
+	}
+	here, there := reuseProject(t, "any"), reuseProject(t, "any")
+	first := run(there, 0)
+	if first.Status != engine.StatusDone {
+		t.Fatalf("the first row is %s: %s", first.Status, first.Reason)
+	}
+	if err := os.CopyFS(filepath.Join(here.dir, "dist"), os.DirFS(filepath.Join(there.dir, "dist"))); err != nil {
+		t.Fatal(err)
+	}
+	r := run(here, 1)
+	if r.Status != engine.StatusDone || r.Record.Reuse == nil || r.Record.Reuse.Row != first.Row.ID {
+		t.Fatalf("the second row is %s, not proven: %s\n%s", r.Status, r.Reason, here.log(r))
 	}
 }
 

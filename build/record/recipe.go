@@ -78,6 +78,9 @@ func (r *Recipe) digest(withTest bool) string {
 	c := *r
 	c.BuildDigest, c.Digest, c.Donors, c.Settings.Reuse = "", "", nil, ""
 	c.Settings.Description, c.Settings.Resources = "", matrix.ResourceSettings{}
+	if c.Source.Kind == "path" {
+		c.Source.Location = "" // the digest says what is in the folder, wherever the machine has it
+	}
 	if !withTest {
 		c.Settings.Test, c.Settings.Audit, c.TestImage = matrix.TestSettings{}, nil, ""
 	}

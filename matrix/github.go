@@ -37,6 +37,8 @@ type GitHubJob struct {
 	Sandbox string `json:"sandbox"`
 	// Group is the same for rows whose compiles can be shared: it names their compile cache.
 	Group string `json:"group"`
+	// After is the row whose wheel may serve this one: its job comes first and hands its files over.
+	After string `json:"after,omitempty"`
 
 	platform string
 	stands   bool // the runner stands in for another system

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kiln-build/kiln/build/record"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/kilntest"
 	"github.com/kiln-build/kiln/publish"
@@ -152,6 +153,52 @@ PyMODINIT_FUNC PyInit_demo(void) { return PyModule_Create(&module); }
 		t.Errorf("the notes do not say why a row failed:\n%s", notes)
 	}
 	t.Log(releases[0].Notes)
+}
+
+// TestE2EWorkflowReuse: of two rows that differ in torch alone one is compiled. The job of the other
+// gets its wheel and proves it, and the release has one file that serves both.
+func TestE2EWorkflowReuse(t *testing.T) {
+	kilntest.NeedE2E(t, "workflow")
+	repo := t.TempDir()
+	for name, text := range map[string]string{
+		"packages.yml": `packages:
+  demo:
+    versions: ["1.0"]
+    source: {path: src}
+    extra_deps: ["setuptools>=77", ninja]
+    torch_source: {path: torch}
+    local_version: "cpu-torch{torch}"
+    reuse: {torch: import}
+    test_import: demo
+    matrix: [{os: debian-12, torch: ["2.10.0", "2.12.1"], python: "3.11"}]
+`,
+		"src/setup.py": "from setuptools import Extension, setup\nsetup(name='demo', version='1.0', ext_modules=[Extension('demo', ['demo.c'])])\n",
+		"src/demo.c": `#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "demo", NULL, -1, NULL};
+PyMODINIT_FUNC PyInit_demo(void) { return PyModule_Create(&module); }
+`,
+	} {
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(repo, name)), 0o777))
+		must(t, os.WriteFile(filepath.Join(repo, name), []byte(text), 0o666))
+	}
+	kilntest.TorchWheels(t, filepath.Join(repo, "torch"), "2.10.0", "2.12.1")
+	public, artifacts := runWorkflow(t, repo, onHost)
+	wheels, err := filepath.Glob(filepath.Join(public, "*", "*.whl"))
+	must(t, err)
+	if len(wheels) != 1 || !strings.Contains(wheels[0], "torch2.10.0") {
+		t.Errorf("published: %v, want the wheel of torch 2.10.0", wheels)
+	}
+	for _, view := range []string{"torch2.10", "torch2.12"} {
+		page, err := os.ReadFile(filepath.Join(artifacts, "pages", "cpu", view, "simple", "demo", "index.html"))
+		if err != nil || !strings.Contains(string(page), "torch2.10.0-cp311-cp311") {
+			t.Errorf("the page of %s has not the wheel: %v\n%s", view, err, page)
+		}
+	}
+	second, err := record.Read(filepath.Join(artifacts, "dist-demo-1.0-cpu-torch2.12.1-cp311-linux_x86_64"), "demo-1.0-cpu-torch2.12.1-cp311-linux_x86_64")
+	must(t, err)
+	if second.Reuse == nil || second.Reuse.Row != "demo-1.0-cpu-torch2.10.0-cp311-linux_x86_64" {
+		t.Errorf("the second row was not proven: %+v", second.Reuse)
+	}
 }
 
 // actRun is a run of a workflow by act.

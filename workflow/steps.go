@@ -41,10 +41,10 @@ func Write(name string, text []byte) (changed bool, err error) {
 
 // Outputs are the outputs of the job that plans: a line with the matrix of every build job.
 // workflow is the text of the workflow that runs, nil if it is not known; it has as many jobs as
-// its plan needed when it was made.
-func Outputs(plan *matrix.Plan, workflow []byte) (string, error) {
+// its plan needed when it was made. after is that of [Options].
+func Outputs(plan *matrix.Plan, after map[string]string, workflow []byte) (string, error) {
 	var out strings.Builder
-	for _, j := range Jobs(plan) {
+	for _, j := range Jobs(plan, after) {
 		if workflow != nil && !bytes.Contains(workflow, []byte("\n  "+j.ID+":\n")) {
 			return "", fmt.Errorf("the workflow has no job %s, which %s need\n  run `kiln workflow github --write` and commit it", j.ID, units.Count(len(j.Rows), "row"))
 		}
@@ -58,13 +58,17 @@ func Outputs(plan *matrix.Plan, workflow []byte) (string, error) {
 }
 
 // PlanSummary is a table of the rows that will be built, in Markdown.
-func PlanSummary(plan *matrix.Plan, release string) string {
+func PlanSummary(plan *matrix.Plan, after map[string]string, release string) string {
 	var b strings.Builder
 	jobs := plan.HostedJobs()
 	fmt.Fprintf(&b, "### Plan\n\n%s, %d skipped, %d not selected. Release: %s. The matrix as a page is in the artifact `plan`.\n\n| row | files | runner |\n| --- | --- | --- |\n",
 		units.Count(len(jobs), "row"), len(plan.Skipped), plan.Unselected+len(plan.Rows)-len(jobs), release)
 	for _, j := range jobs {
-		fmt.Fprintf(&b, "| `%s` | `%s` | %s, %s |\n", j.Row, strings.Join(j.Files(), "` `"), strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
+		files := "`" + strings.Join(j.Files(), "` `") + "`"
+		if first := after[j.Row]; first != "" {
+			files = "that of `" + first + "`, if it is proven; else " + files
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s, %s |\n", j.Row, files, strings.Trim(j.RunsOn, `[]"`), j.Sandbox)
 	}
 	return b.String()
 }

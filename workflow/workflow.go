@@ -38,7 +38,9 @@ var DefaultActions = map[string]string{
 // Options are what a workflow is made of.
 type Options struct {
 	// Plan is that of the file without inputs; it says which kinds of jobs there are.
-	Plan     *matrix.Plan
+	Plan *matrix.Plan
+	// After are the rows that another one's wheel may serve, each with that one.
+	After    map[string]string
 	Workflow matrix.WorkflowSettings
 	Publish  matrix.PublishSettings
 	// File is the path of packages.yml in the repository, with forward slashes.
@@ -54,34 +56,53 @@ type Job struct {
 	ID      string
 	Windows bool
 	Rows    []matrix.GitHubJob
+	// Needs are the jobs whose rows come first: their wheels may serve the rows of this one.
+	Needs []string
 }
 
 // Jobs groups the rows of a plan into jobs, in the order of the plan. There is always a job for
-// Linux.
-func Jobs(plan *matrix.Plan) []Job {
-	var linux, windows []matrix.GitHubJob
+// Linux. Rows that another one's wheel may serve, which after names, are in jobs of their own, as
+// rows of one matrix cannot wait for each other.
+func Jobs(plan *matrix.Plan, after map[string]string) []Job {
+	rows := map[string][]matrix.GitHubJob{}
 	for _, job := range plan.HostedJobs() {
+		name := "linux"
 		if job.IsWindows() {
-			windows = append(windows, job)
-		} else {
-			linux = append(linux, job)
+			name = "windows"
 		}
+		if job.After = after[job.Row]; job.After != "" {
+			name += "_proven"
+		}
+		rows[name] = append(rows[name], job)
 	}
-	out := split("linux", false, linux)
-	if len(linux) == 0 {
+	out := split("linux", rows["linux"])
+	if len(out) == 0 {
 		out = []Job{{ID: "linux"}}
 	}
-	return append(out, split("windows", true, windows)...)
+	out = append(out, split("windows", rows["windows"])...)
+	for _, system := range []string{"linux", "windows"} {
+		var first []string
+		for _, j := range out {
+			if strings.HasPrefix(j.ID, system) {
+				first = append(first, j.ID)
+			}
+		}
+		for _, j := range split(system+"_proven", rows[system+"_proven"]) {
+			j.Needs = first
+			out = append(out, j)
+		}
+	}
+	return out
 }
 
-func split(name string, windows bool, rows []matrix.GitHubJob) []Job {
+func split(name string, rows []matrix.GitHubJob) []Job {
 	var out []Job
 	for part := range slices.Chunk(rows, matrix.GitHubMaxJobs) {
 		id := name
 		if len(out) > 0 {
 			id += strconv.Itoa(len(out) + 1)
 		}
-		out = append(out, Job{ID: id, Windows: windows, Rows: part})
+		out = append(out, Job{ID: id, Windows: strings.HasPrefix(name, "windows"), Rows: part})
 	}
 	return out
 }
@@ -115,7 +136,7 @@ func New(opts Options) ([]byte, error) {
 	folder := path.Dir(opts.File)
 	data := map[string]any{
 		"File": opts.File, "Name": w.Name, "Branch": w.Branch, "MSVC": cmp.Or(w.MSVC, "14.39"), "GPU": w.GPURunner, "Minutes": int(w.Timeout.Minutes()),
-		"Jobs": Jobs(opts.Plan), "Host": hostLabels(w), "Dist": path.Join(folder, "dist"), "Attempts": path.Join(folder, ".kiln/attempts"), "To": "",
+		"Jobs": Jobs(opts.Plan, opts.After), "Host": hostLabels(w), "Dist": path.Join(folder, "dist"), "Attempts": path.Join(folder, ".kiln/attempts"), "To": "",
 		"Index": "", "BranchPush": opts.Publish.Index.Branch != "", "Push": false,
 		"Dispatch": slices.Contains(w.ReleaseOn, "dispatch"), "Releases": releases(w.ReleaseOn), "MaxParallel": cmp.Or(w.MaxParallel, matrix.GitHubMaxJobs),
 		"Cache": w.Cache, "CacheDir": path.Join(folder, ".kiln/cache/ccache"), "Attest": w.Attest, "SignKey": w.SignKey,

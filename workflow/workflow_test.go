@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -196,7 +197,7 @@ func TestWorkflowJobs(t *testing.T) {
 	}
 	text, _, _ = bytes.Cut(text, []byte("\nworkflow:"))
 	_, plan := parsePlan(t, string(text))
-	jobs := workflow.Jobs(plan)
+	jobs := workflow.Jobs(plan, nil)
 	if len(jobs) != 2 || len(jobs[0].Rows) != 50 || len(jobs[1].Rows) != 38 || !jobs[1].Windows {
 		t.Fatalf("%d jobs, want 50 Linux and 38 Windows rows", len(jobs))
 	}
@@ -225,7 +226,7 @@ packages:
           blas: [b0, b1, b2, b3, b4, b5, b6, b7]
           shard: [s00, s01, s02, s03, s04, s05, s06, s07, s10, s11, s12, s13, s14, s15, s16, s17]
 `)
-	jobs := workflow.Jobs(plan)
+	jobs := workflow.Jobs(plan, nil)
 	n := 0
 	for _, j := range jobs {
 		n += len(j.Rows)
@@ -249,6 +250,59 @@ packages:
 		}
 	}
 	lint(t, actionlint(t), "split.yml", text)
+}
+
+// TestWorkflowReuse: rows that another one's wheel may serve come after it and get its files.
+func TestWorkflowReuse(t *testing.T) {
+	file, plan := parsePlan(t, `
+packages:
+  demo:
+    versions: ["1.0"]
+    local_version: "cpu-torch{torch}"
+    reuse: {torch: import}
+    matrix: [{os: [ubuntu-24.04, windows-2022], torch: ["2.10.0", "2.12.1"], python: "3.12"}]
+workflow: {kiln: path}
+`)
+	after := map[string]string{}
+	for _, platform := range []string{"linux_x86_64", "win_amd64"} {
+		after["demo-1.0-cpu-torch2.12.1-cp312-"+platform] = "demo-1.0-cpu-torch2.10.0-cp312-" + platform
+	}
+	var got []string
+	for _, j := range workflow.Jobs(plan, after) {
+		if len(j.Rows) != 1 {
+			t.Errorf("%s has %d rows", j.ID, len(j.Rows))
+			continue
+		}
+		got = append(got, strings.TrimSpace(j.ID+" "+strings.Join(j.Needs, " "))+": "+j.Rows[0].Row+", "+j.Rows[0].After)
+	}
+	want := []string{
+		"linux: demo-1.0-cpu-torch2.10.0-cp312-linux_x86_64, ",
+		"windows: demo-1.0-cpu-torch2.10.0-cp312-win_amd64, ",
+		"linux_proven linux: demo-1.0-cpu-torch2.12.1-cp312-linux_x86_64, demo-1.0-cpu-torch2.10.0-cp312-linux_x86_64",
+		"windows_proven windows: demo-1.0-cpu-torch2.12.1-cp312-win_amd64, demo-1.0-cpu-torch2.10.0-cp312-win_amd64",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("jobs\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	text, err := workflow.New(workflow.Options{Plan: plan, After: after, Workflow: file.Workflow(), Publish: file.Publish(), File: "packages.yml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"needs: [prepare, linux]", "needs: [prepare, windows]", "pattern: dist-${{ matrix.after }}\n", "needs: [prepare, linux, windows, linux_proven, windows_proven]"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the workflow has no %q", want)
+		}
+	}
+	if n := strings.Count(string(text), "Get the wheel of another row"); n != 2 {
+		t.Errorf("%d jobs get the wheel of another row, want 2", n)
+	}
+	lint(t, actionlint(t), "reuse.yml", text)
+	if outputs, err := workflow.Outputs(plan, after, text); err != nil || !strings.Contains(outputs, "\nlinux_proven={") {
+		t.Errorf("outputs %v:\n%s", err, outputs)
+	}
+	if summary := workflow.PlanSummary(plan, after, "0"); strings.Count(summary, "that of `demo-1.0-cpu-torch2.10.0") != 2 {
+		t.Errorf("summary:\n%s", summary)
+	}
 }
 
 // TestCheckJobs: a job that cannot succeed is not generated. The rows are named with what to set.

@@ -7,14 +7,18 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kiln-build/kiln/build"
+	"github.com/kiln-build/kiln/compat"
 	"github.com/kiln-build/kiln/internal/diag"
 	"github.com/kiln-build/kiln/internal/fsx"
 	"github.com/kiln-build/kiln/internal/ui"
 	"github.com/kiln-build/kiln/internal/units"
+	"github.com/kiln-build/kiln/matrix"
 	"github.com/kiln-build/kiln/publish"
 	"github.com/kiln-build/kiln/workflow"
 )
@@ -71,7 +75,7 @@ operating systems, targets or workflow settings.`,
 				return err
 			}
 			text, err := workflow.New(workflow.Options{
-				Plan: p.plan, Workflow: p.config.Workflow(), Publish: p.config.Publish(), File: filepath.ToSlash(flags.file),
+				Plan: p.plan, After: p.hostedAfter(), Workflow: p.config.Workflow(), Publish: p.config.Publish(), File: filepath.ToSlash(flags.file),
 				Version: kilnVersion(), Sums: sums,
 			})
 			if err != nil {
@@ -97,6 +101,24 @@ operating systems, targets or workflow settings.`,
 	cmd.Flags().BoolVar(&write, "write", false, "write the file instead of printing it")
 	cmd.Flags().StringVar(&output, "output", workflow.Path, "the `file` to write")
 	return cmd
+}
+
+// hostedAfter are the rows of the hosted workflow that another one's wheel is expected to serve, each
+// with that one.
+func (p *planned) hostedAfter() map[string]string {
+	hosted := map[string]bool{}
+	for _, j := range p.plan.HostedJobs() {
+		hosted[j.Row] = true
+	}
+	rows := slices.DeleteFunc(slices.Clone(p.plan.Rows), func(r matrix.Row) bool { return !hosted[r.ID] })
+	settings := func(id string) matrix.Settings { s, _ := p.plan.Settings(id); return s }
+	after := map[string]string{}
+	for _, c := range build.ReuseClasses(rows, settings, cmp.Or(p.table, compat.Default())) {
+		for _, id := range c.Rows[1:] {
+			after[id] = c.Rows[0]
+		}
+	}
+	return after
 }
 
 // ownSum is the hash of this program, by its platform, if it is one of a release.
@@ -149,7 +171,7 @@ cannot work and a wrong input end the run here, before the first build.`,
 			if err != nil {
 				text = nil // a run without a workflow, or one of another name
 			}
-			outputs, err := workflow.Outputs(p.plan, text)
+			outputs, err := workflow.Outputs(p.plan, p.hostedAfter(), text)
 			if err != nil {
 				return err
 			}
@@ -161,7 +183,7 @@ cannot work and a wrong input end the run here, before the first build.`,
 			if err := a.ciFile("GITHUB_OUTPUT", outputs); err != nil {
 				return err
 			}
-			return a.ciFile("GITHUB_STEP_SUMMARY", workflow.PlanSummary(p.plan, release))
+			return a.ciFile("GITHUB_STEP_SUMMARY", workflow.PlanSummary(p.plan, p.hostedAfter(), release))
 		},
 	}
 	flags.register(cmd)

@@ -145,7 +145,7 @@ func (a *app) audit(cmd *cobra.Command, files []string, f *auditFlags) error {
 		}
 	}
 	if failed > 0 && explain != "" {
-		return rowsFailedError{fmt.Errorf("%s of %d do not load with torch %s", units.Count(failed, "file"), len(files), explain)}
+		return rowsFailedError{fmt.Errorf("%s of %d do not work with torch %s", units.Count(failed, "file"), len(files), explain)}
 	}
 	if failed > 0 {
 		return rowsFailedError{fmt.Errorf("%s of %d have errors", units.Count(failed, "file"), len(files))}
@@ -218,7 +218,7 @@ func (a *app) printStable(r *audit.Report) error {
 	return nil
 }
 
-// explainTorch says why a wheel loads with a torch or not.
+// explainTorch says why a wheel works with a torch or not.
 func (a *app) explainTorch(r *audit.Report, version string) error {
 	if r.TorchABI != nil && r.TorchABI.Kind == audit.TorchAny {
 		fmt.Fprintf(a.stdout, "%s  loads with any torch: it uses nothing of torch's libraries\n", r.File)
@@ -236,7 +236,14 @@ func (a *app) explainTorch(r *audit.Report, version string) error {
 		fmt.Fprintf(a.stdout, "%s  loads with torch %s: it has all names that are asked for\n", r.File, v.Torch)
 		return nil
 	}
-	fmt.Fprintf(a.stdout, "%s  does not load with torch %s, which %s\n", r.File, v.Torch, strings.Replace(v.Reason, "no ", "lacks ", 1))
+	what, reason := "does not load", v.Reason
+	if v.Layout != "" { // the loader does not notice, and not every path through the code does
+		what = "is not safe"
+	}
+	if name, ok := strings.CutPrefix(reason, "no "); ok {
+		reason = "lacks " + name
+	}
+	fmt.Fprintf(a.stdout, "%s  %s with torch %s, which %s\n", r.File, what, v.Torch, reason)
 	if v.Symbol == "" {
 		return nil
 	}

@@ -22,18 +22,24 @@ import (
 	"github.com/kiln-build/kiln/wheel"
 )
 
-// scriptWheel writes a small wheel of the name that the path has. A text makes other bytes.
+// scriptWheel writes a small wheel of the name that the path has. A text makes other bytes, and a
+// file comes to be in it.
 //
-//	wheel dist/demo-1.0-py3-none-any.whl [TEXT]
+//	wheel dist/demo-1.0-py3-none-any.whl [TEXT [FILE]]
 func scriptWheel(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) < 1 || len(args) > 2 {
-		ts.Fatalf("usage: wheel FILE [TEXT]")
+	if neg || len(args) < 1 || len(args) > 3 {
+		ts.Fatalf("usage: wheel FILE [TEXT [FILE]]")
 	}
-	ts.Check(writeTestWheel(ts.MkAbs(args[0]), strings.Join(args[1:], "")))
+	args = append(args, "", "")
+	var more [][2]string
+	if name := args[2]; name != "" {
+		more = append(more, [2]string{name, ts.ReadFile(name)})
+	}
+	ts.Check(writeTestWheel(ts.MkAbs(args[0]), args[1], more...))
 }
 
 // writeTestWheel writes a small wheel of the name that the path has.
-func writeTestWheel(path, text string) error {
+func writeTestWheel(path, text string, more ...[2]string) error {
 	name, err := wheel.ParseFilename(filepath.Base(path))
 	if err != nil {
 		return err
@@ -48,6 +54,7 @@ func writeTestWheel(path, text string) error {
 		{info + "METADATA", "Metadata-Version: 2.1\nName: " + name.Name + "\nVersion: " + name.Version.String() + "\nRequires-Python: >=3.9\n"},
 		{info + "WHEEL", about},
 	}
+	members = append(members, more...)
 	record := ""
 	for _, m := range members {
 		sum := sha256.Sum256([]byte(m[1]))

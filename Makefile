@@ -259,21 +259,38 @@ e2e-audit: export KILN_REQUIRE := cuobjdump,python3.8,python3.11,python3.12,pyth
 e2e-audit:
 	$(GO) test ./audit -run '$(or $(RUN),^TestE2E)' -v -count=1 -timeout 120m
 
-## e2e-torch-abi: two extensions built with five torch releases of PyPI and run under each other: predictions beside what happens (PYTHON312; range requests, 1 GB)
+## e2e-torch-abi: an extension with pybind11, the same with CUDA, and one on the stable ABI, built with five torch releases of PyPI and run under each other: predictions beside what happens (KINDS="cuda" to limit; range requests, 1 GB)
 .PHONY: e2e-torch-abi
-PYTHON312 ?= python3.12
-e2e-torch-abi:
-	test -x .cache/venv-torch-abi/bin/python || { $(PYTHON312) -m venv .cache/venv-torch-abi && .cache/venv-torch-abi/bin/pip install -q filelock typing-extensions sympy networkx jinja2 fsspec numpy; }
-	.cache/venv-torch-abi/bin/python dev/e2e/torch-slim.py .cache/torch-slim cp312-2.8.0 cp312-2.9.1 cp312-2.10.0 cp312-2.12.1 cp312-2.13.0
-	go build -o .cache/torch-abi/kiln ./cmd/kiln
-	.cache/venv-torch-abi/bin/python dev/e2e/truth-table.py .cache/torch-abi/kiln .cache/torch-slim .cache/torch-abi/work 2.8.0 2.9.1 2.10.0 2.12.1 2.13.0
+e2e-torch-abi: export KINDS ?= ordinary cuda stable
+e2e-torch-abi: deps
+	"$$(dev/scripts/python.sh 3.12)" -m venv .cache/torch-abi/venv
+	.cache/torch-abi/venv/bin/pip install -q filelock typing-extensions sympy networkx jinja2 fsspec numpy setuptools
+	.cache/torch-abi/venv/bin/python dev/e2e/torch-slim.py .cache/torch-slim cp312-2.8.0 cp312-2.9.1 cp312-2.10.0 cp312-2.12.1 cp312-2.13.0
+	$(GO) build -o .cache/torch-abi/kiln ./cmd/kiln
+	.cache/torch-abi/venv/bin/python dev/e2e/truth-table.py .cache/torch-abi/kiln .cache/torch-slim .cache/torch-abi/work 2.8.0 2.9.1 2.10.0 2.12.1 2.13.0
 	rm -rf .cache/torch-abi
 
-## e2e-reuse: an ordinary torch extension for 2 Pythons and 3 torch releases with reuse: compiled once for each class, proven for the rest, installed from every view (python3.12 and python3.13)
+## e2e-torch-wheels: the table of real wheels of docs/audit.md: fetches 46 wheels of PyPI one at a time, audits them, and prints it (5 GB)
+.PHONY: e2e-torch-wheels
+e2e-torch-wheels: deps
+	$(GO) build -o .cache/torch-wheels/kiln ./cmd/kiln
+	$(KILN_PYTHON) dev/e2e/torch-wheels.py .cache/torch-wheels/kiln .cache/torch-wheels
+	rm -rf .cache/torch-wheels
+
+## e2e-exllamav2-rows: compiles ExLlamaV2's C++ code with three torch releases and counts what reuse leaves to compile of its 88 rows (range requests, 300 MB)
+.PHONY: e2e-exllamav2-rows
+e2e-exllamav2-rows: export KILN_E2E := exllamav2-rows
+e2e-exllamav2-rows: deps
+	"$$(dev/scripts/python.sh 3.12)" dev/e2e/exllamav2-wheels.py .cache/exllamav2-rows 2.3.1 2.4.0 2.7.0
+	$(GO) test ./dev/e2e -run '^TestE2EExllamav2Rows$$' -v -count=1
+	rm -rf .cache/exllamav2-rows
+
+## e2e-reuse: an ordinary torch extension for 2 Pythons and 3 torch releases with reuse: compiled once for each class, proven for the rest, installed from every view (range requests, 1 GB)
 .PHONY: e2e-reuse
-e2e-reuse:
-	python3 dev/e2e/torch-slim.py .cache/torch-slim cp312-2.10.0 cp312-2.12.1 cp312-2.13.0 cp313-2.10.0 cp313-2.12.1 cp313-2.13.0
-	go build -o .cache/reuse/kiln ./cmd/kiln
+e2e-reuse: deps
+	rm -rf .cache/reuse
+	$(KILN_PYTHON) dev/e2e/torch-slim.py .cache/torch-slim cp312-2.10.0 cp312-2.12.1 cp312-2.13.0 cp313-2.10.0 cp313-2.12.1 cp313-2.13.0
+	$(GO) build -o .cache/reuse/kiln ./cmd/kiln
 	dev/e2e/reuse.sh $(CURDIR)/.cache/reuse/kiln .cache/torch-slim .cache/reuse/work
 	rm -rf .cache/reuse
 

@@ -4,15 +4,17 @@
 set -eu
 wheels=$1 dir=$2
 shift 2
+scripts=$(dirname "$(realpath "$0")")/../scripts
 python3 -m http.server --bind 127.0.0.1 --directory "$dir/site" 18924 > "$dir/server.log" 2>&1 &
 server=$!
 trap 'kill $server' EXIT
-sleep 2
+curl --silent --show-error --retry 20 --retry-connrefused --output /dev/null http://127.0.0.1:18924/
 for python in "$@"; do
     tag=cp$(echo "$python" | tr -d .)
     venv=$dir/venv-$python
-    [ -x "$venv/bin/pip" ] || "python$python" -m venv "$venv"
-    for torch in ${RELEASES:-2.10.0 2.12.1 2.13.0}; do
+    rm -rf "$venv"
+    "$("$scripts/python.sh" "$python")" -m venv "$venv"
+    for torch in 2.10.0 2.12.1 2.13.0; do
         "$venv/bin/pip" -q install --no-cache-dir "$wheels/torch-$torch-$tag-$tag-manylinux_2_28_x86_64.whl" numpy
         "$venv/bin/pip" -q uninstall -y ordinary
         "$venv/bin/pip" -q install --no-deps --no-cache-dir --index-url "http://127.0.0.1:18924/cpu/torch${torch%.*}/simple/" ordinary

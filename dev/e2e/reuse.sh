@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds an ordinary torch extension for two Pythons and three torch releases with reuse, publishes
 # the wheels to an index, and installs them from the view of each torch. Arguments: kiln, the folder
-# of the wheels of torch-slim.py, and a folder to work in. python3.12 and python3.13 are needed.
+# of the wheels of torch-slim.py, and a folder to work in.
 set -eu
 kiln=$1 wheels=$(realpath "$2") work=$3
 here=$(dirname "$(realpath "$0")")

@@ -66,10 +66,10 @@ class Remote(io.RawIOBase):
         return out
 
 
-def address(python, version):
+def address(python, requirement):
     argv = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet", "--report", "-", "--target", tempfile.gettempdir()]
-    argv += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", "3." + python[3:], "torch==" + version]
-    for platform in ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"):
+    argv += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", "3." + python[3:], requirement]
+    for platform in ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64"):
         argv += ["--platform", platform]
     report = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
     return report["install"][0]["download_info"]["url"]
@@ -120,11 +120,30 @@ def compile_torch(soname, names, to):
         subprocess.run(["cc", "-shared", "-fPIC", "-nostdlib", "-w", "-Wl,-soname," + soname, "-o", to, f.name], check=True)
 
 
+def hashed(data):
+    """Return the digest and the size of a file as RECORD has them."""
+    return "sha256=%s,%d" % (base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), len(data))
+
+
+def pack(folder, name, version, tag, files):
+    """Write a wheel with files, path to bytes, that requires torch. Return its path."""
+    info = "%s-%s.dist-info/" % (name, version)
+    files = dict(files)
+    files[info + "METADATA"] = ("Metadata-Version: 2.1\nName: %s\nVersion: %s\nRequires-Dist: torch\n" % (name, version)).encode()
+    files[info + "WHEEL"] = ("Wheel-Version: 1.0\nGenerator: kiln\nRoot-Is-Purelib: false\nTag: %s-linux_x86_64\n" % tag).encode()
+    files[info + "RECORD"] = ("".join("%s,%s\n" % (p, hashed(b)) for p, b in files.items()) + info + "RECORD,,\n").encode()
+    path = os.path.join(folder, "%s-%s-%s-linux_x86_64.whl" % (name, version, tag))
+    with zipfile.ZipFile(path, "w") as z:
+        for p, b in files.items():
+            z.writestr(p, b)
+    return path
+
+
 def slim(out, python, version):
     target = os.path.join(out, "torch-%s-%s-%s-manylinux_2_28_x86_64.whl" % (version, python, python))
     if os.path.exists(target):
         return
-    source = Remote(address(python, version))
+    source = Remote(address(python, "torch==" + version))
     with tempfile.TemporaryDirectory(dir=out) as tmp, zipfile.ZipFile(source) as z:
         infos = sorted((i for i in z.infolist() if not i.is_dir()), key=lambda i: i.header_offset)
         kept = [i for i in infos if not DROPPED.match(i.filename) and not i.filename.endswith("/RECORD")]
@@ -163,8 +182,7 @@ def slim(out, python, version):
                     path = os.path.join(folder, name)
                     rel = os.path.relpath(path, tmp)
                     with open(path, "rb") as f:
-                        data = f.read()
-                    record.append("%s,sha256=%s,%d" % (rel, base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode(), len(data)))
+                        record.append("%s,%s" % (rel, hashed(f.read())))
                     w.write(path, rel)
             name = os.path.dirname(info) + "/RECORD"
             w.writestr(name, "\n".join(record) + "\n%s,,\n" % name)

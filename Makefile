@@ -288,7 +288,6 @@ e2e-exllamav2-rows: deps
 ## e2e-reuse: an ordinary torch extension for 2 Pythons and 3 torch releases with reuse: compiled once for each class, proven for the rest, installed from every view (range requests, 1 GB)
 .PHONY: e2e-reuse
 e2e-reuse: deps
-	rm -rf .cache/reuse
 	$(KILN_PYTHON) dev/e2e/torch-slim.py .cache/torch-slim cp312-2.10.0 cp312-2.12.1 cp312-2.13.0 cp313-2.10.0 cp313-2.12.1 cp313-2.13.0
 	$(GO) build -o .cache/reuse/kiln ./cmd/kiln
 	dev/e2e/reuse.sh $(CURDIR)/.cache/reuse/kiln .cache/torch-slim .cache/reuse/work

@@ -2,7 +2,7 @@
 # Installs the extension of reuse.sh from the view of every torch, and runs it. Arguments: the folder
 # of torch's wheels, the folder that has site/, and Pythons.
 set -eu
-wheels=$1 dir=$2
+wheels=$1 dir=$(realpath "$2")
 shift 2
 scripts=$(dirname "$(realpath "$0")")/../scripts
 python3 -m http.server --bind 127.0.0.1 --directory "$dir/site" 18924 > "$dir/server.log" 2>&1 &

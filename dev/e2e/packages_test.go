@@ -238,6 +238,9 @@ func install(t *testing.T, r *record.Record, all []*record.Record, address, use 
 			pip = append(pip, row.Package+"=="+row.Version+strings.ReplaceAll(row.BuildTag, "-", "."))
 		}
 	}
+	if r.Recipe.Row.Torch != "" {
+		pip = append(pip, "torch=="+r.Recipe.Row.Torch) // which extensions often do not declare
+	}
 	for _, argv := range [][]string{
 		{python, "-m", "venv", venv},
 		pip,

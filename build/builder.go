@@ -183,7 +183,7 @@ func New(opts Options) (*Builder, error) {
 		return nil, err
 	}
 	b.sources = &sources{
-		dir: b.Dir, cache: filepath.Join(b.StateDir, "sources"), exclude: []string{b.StateDir, b.DistDir},
+		dir: b.Dir, cache: filepath.Join(b.StateDir, "sources"), exclude: []string{b.StateDir, b.DistDir, b.StoreDir},
 		network: b.Network, client: client, gitEnv: b.gitEnv(),
 	}
 	b.store = &toolStore{dir: b.StoreDir, sources: b.sources, network: b.Network, path: b.hostPath()}

@@ -58,7 +58,7 @@ deps:
 # In CI results are never taken from the cache, and the order is shuffled. On a busy machine of two
 # processors one test of ten thousand may fail for its neighbours: a few are run again alone,
 # once, and the report shows what each had said.
-TEST_FLAGS := -timeout 15m $(if $(RUN),-run '$(RUN)') $(if $(CI),-count=1 -shuffle=on)
+TEST_FLAGS := -timeout 30m $(if $(RUN),-run '$(RUN)') $(if $(CI),-count=1 -shuffle=on)
 TEST_DIR := $(CACHE)/test
 .PHONY: test
 test: deps $(CACHE)/tools/gotestsum $(CACHE)/tools/actionlint

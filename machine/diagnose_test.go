@@ -408,10 +408,10 @@ func BenchmarkDiagnose(b *testing.B) {
 
 // TestAsked: a network error names what pip was to get, from where, and what changes that.
 func TestAsked(t *testing.T) {
-	pip := []string{"/venv/bin/python", "-m", "pip", "--python", "/venv/bin/python", "install", "--no-compile", "--report", "/work/report.json"}
+	pip := []string{"/venv/bin/python", "-m", "pip", "--python", "/venv/bin/python", "install", "--no-compile", "--report", "report.json"}
 	for want, args := range map[string][]string{
 		"pip asked https://x.example/whl/cu130 for torch==2.11.0. --torch-index":          {"--dry-run", "--use-feature", "fast-deps", "--index-url", "https://x.example/whl/cu130", "torch==2.11.0"},
-		"pip asked its default index for setuptools and wheel. --index-url names another": {"--constraint", "/work/c.txt", "setuptools", "wheel"},
+		"pip asked its default index for setuptools and wheel. --index-url names another": {"--constraint", "constraints.txt", "setuptools", "wheel"},
 	} {
 		found := machine.Diagnose(machine.Evidence{Stage: machine.StagePrepare, ExitCode: 1, Argv: slices.Concat(pip, args), LogLines: []string{
 			"ERROR: HTTPSConnectionPool(host='x.example', port=443): Failed to establish a new connection: [Errno 111] Connection refused",

@@ -342,20 +342,12 @@ func (t *kilnServer) Stat(ctx context.Context, _, name string) (RemoteFile, erro
 // sizeAt asks for the size of a file.
 func sizeAt(ctx context.Context, client *http.Client, retry *Retry, address string) (size int64, err error) {
 	err = retry.do(ctx, "ask for "+address, func() error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodHead, address, http.NoBody)
+		resp, err := request(ctx, client, http.MethodHead, address)
 		if err != nil {
 			return err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return newHTTPError(resp)
 		}
 		size = resp.ContentLength
-		return nil
+		return resp.Body.Close()
 	})
 	return size, err
 }
@@ -371,17 +363,9 @@ func (t *kilnServer) Open(ctx context.Context, _, name string) (io.ReadCloser, e
 // openAt reads a file of an index.
 func openAt(ctx context.Context, client *http.Client, retry *Retry, address string) (out io.ReadCloser, err error) {
 	err = retry.do(ctx, "read "+address, func() error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, http.NoBody)
+		resp, err := request(ctx, client, http.MethodGet, address) //nolint:bodyclose // the caller closes it
 		if err != nil {
 			return err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return err
-		}
-		if resp.StatusCode != http.StatusOK {
-			defer resp.Body.Close()
-			return newHTTPError(resp)
 		}
 		out = resp.Body
 		return nil

@@ -92,20 +92,30 @@ func (r *Retry) do(ctx context.Context, what string, f func() error) error {
 // Get reads what an address has; read may be called again, for another attempt.
 func (r *Retry) Get(ctx context.Context, client *http.Client, address string, read func(io.Reader) error) error {
 	return r.do(ctx, "fetch "+address, func() error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-		if err != nil {
-			return err
-		}
-		resp, err := client.Do(req)
+		resp, err := request(ctx, client, http.MethodGet, address)
 		if err != nil {
 			return err
 		}
 		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return newHTTPError(resp)
-		}
 		return read(resp.Body)
 	})
+}
+
+// request makes a request without a body. An answer other than 200 is an error.
+func request(ctx context.Context, client *http.Client, method, address string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, address, http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
+		return nil, newHTTPError(resp)
+	}
+	return resp, nil
 }
 
 // httpError is an answer other than success.

@@ -289,18 +289,23 @@ func (t *dirTarget) Lock(_ context.Context, owner Owner) (func() error, error) {
 	}
 	// The lock is that of the system, freed however this process ends; the name beside it is for
 	// people.
-	lock, err := fsx.TryLock(filepath.Join(t.dir, ".kiln", "publish.lock"))
 	who := filepath.Join(t.dir, ".kiln", "publish.owner")
-	if locked, ok := errors.AsType[*fsx.LockedError](err); ok {
-		holder := Owner{Name: fmt.Sprintf("process %d on %s", locked.Owner.PID, locked.Owner.Host), Time: locked.Owner.Time}
-		// The process that has just taken it is about to write its name.
-		for range 20 {
-			if text, readErr := os.ReadFile(who); readErr == nil && json.Unmarshal(text, &holder) == nil {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
+	var lock *fsx.FileLock
+	var err error
+	for range 20 {
+		lock, err = fsx.TryLock(filepath.Join(t.dir, ".kiln", "publish.lock"))
+		locked, ok := errors.AsType[*fsx.LockedError](err)
+		if !ok {
+			break
 		}
-		return nil, &LockedError{Target: t.String(), Owner: holder}
+		holder := Owner{Name: fmt.Sprintf("process %d on %s", locked.Owner.PID, locked.Owner.Host), Time: locked.Owner.Time}
+		text, readErr := os.ReadFile(who)
+		named := readErr == nil && json.Unmarshal(text, &holder) == nil
+		err = &LockedError{Target: t.String(), Owner: holder}
+		if named {
+			break
+		}
+		time.Sleep(10 * time.Millisecond) // the holder is about to write its name, or has just ended
 	}
 	if err != nil {
 		return nil, err
